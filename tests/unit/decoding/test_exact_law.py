@@ -120,6 +120,18 @@ def test_the_coupled_rule_is_immune_to_a_plan_that_peeks() -> None:
         assert variation(emitted(world, peeking), exact(world)) > 1e-3, "a ratio rule is not"
 
 
+@pytest.mark.parametrize("policy", ["fixed", "threshold", "adaptive"])
+def test_the_coupled_rule_is_immune_to_drafts_that_have_nothing_to_do_with_q(policy: str) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng((seed, 11))
+        world = dyadic_world(rng)
+        certain = np.eye(2)[rng.integers(0, 2, len(world.q))]
+        drawn = certain if seed % 2 else rng.dirichlet([0.1, 0.1], len(world.q))
+        prefix = real_plan(policy_of(policy, rng), world, rng)
+        lying = Machine(prefix, draft=lambda _, drawn=drawn: drawn)
+        assert variation(coupled_law(world, lying, 8), exact(world)) <= BOUND
+
+
 def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule() -> None:
     more = 0
     for kind, seed in itertools.product(sorted(KINDS), range(10)):
