@@ -31,9 +31,7 @@ ROOT = Path(__file__).parents[2]
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCell]:
     folder = tmp_path_factory.mktemp("cell")
     door = {"http": "127.0.0.1:0", "journal": folder / "journal"}
-    pair = ROOT / "tests" / "data" / "pair"
-    target, drafter = pair / "target", pair / "drafter"
-    with FaultCell(target, drafter, coordinator=door, folder=folder) as running:
+    with FaultCell(coordinator=door, folder=folder) as running:
         yield running
 
 

@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from faults.pair import DRAFTER, TARGET
 
 from tests.waiting import wait_until
-
-PAIR = Path(__file__).parents[1] / "data" / "pair"
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_an_interrupted_demo_takes_its_cluster_down() -> None:
-    words = ["--target", str(PAIR / "target"), "--drafter", str(PAIR / "drafter")]
+    words = ["--target", str(TARGET), "--drafter", str(DRAFTER)]
     command = [sys.executable, "-m", "benchmarks.demo", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

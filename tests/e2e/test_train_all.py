@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.pair import TARGET
 
 from dspark.model.checkpoint import load_drafter
 from tests.commands import dspark
 
-PAIR = Path(__file__).parents[1] / "data" / "pair"
 SHORT = "--layers 1 --anchors 4 --markov-rank 4 --block-size 3 --held-out 2 --held-out-share 0.2"
 LEAST = "--min-supervised 4 --device cpu"
 
@@ -60,7 +60,7 @@ def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
 def test_a_target_with_a_tokenizer_takes_prompts_as_text(tmp_path: Path) -> None:
     prompts = [{"prompt": f"def number_{n}(self"} for n in range(24)]
     more = "--steps 3 --batch 4 --ask-max-tokens 16 --answer-tokens 8"
-    found = chain(tmp_path, PAIR / "target", prompts, more)
+    found = chain(tmp_path, TARGET, prompts, more)
     assert load_drafter(found["drafter"]).config.family == "dspark"
     assert found["stages"]["serve"]["same_ids"]
     assert Path(found["report"]).exists()

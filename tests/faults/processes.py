@@ -1,6 +1,6 @@
 """A cell of real processes whose members can be killed, stopped, drained, restarted and cut off.
 
-    with FaultCell(TARGET, DRAFTER, verifiers=2, between="tcp") as cell:
+    with FaultCell(verifiers=2, between="tcp") as cell:
         cell.kill("verify/0")                    # SIGKILL; gone on return
         cell.freeze("verify/1"); cell.thaw("verify/1")
         cell.restart("verify/0")                 # same endpoint, another incarnation

@@ -17,7 +17,7 @@ import grpc
 
 from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.pair import DRAFTER, FLAT, TARGET
+from faults.pair import FLAT
 from faults.processes import FaultCell
 
 PROMPT = 16  # tokens of each request
@@ -32,8 +32,6 @@ def synthetic_cell(*, sequences: int, coordinator: Mapping[str, Any] | None = No
         "measure_cost": True,
     }
     return FaultCell(
-        TARGET,
-        DRAFTER,
         coordinator=coordinator,
         verify={**room, "kv_tokens": sequences * 32768},
         draft={**room, "context_tokens": sequences * 32768},

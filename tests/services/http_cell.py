@@ -10,13 +10,11 @@ from typing import Any, Self
 
 import openai
 from faults.loop_thread import LoopThread
+from faults.pair import DRAFTER, FOLDER, TARGET
 from synthetic_file import synthetic_file
 
 from coordinator.config import CoordinatorConfig
 from tests.services.cell import Cell
-
-PAIR = Path(__file__).parent.parent / "data" / "pair"
-TARGET, DRAFTER = PAIR / "target", PAIR / "drafter"
 
 
 class HttpCell:
@@ -120,7 +118,7 @@ def target_that_calls(folder: Path) -> dict[str, Any]:
     `folder`, as `tiny`."""
     for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
         shutil.copy(file, folder)
-    shutil.copy(PAIR.parent / "chat_templates" / "qwen.jinja", folder / "chat_template.jinja")
+    shutil.copy(FOLDER.parent / "chat_templates" / "qwen.jinja", folder / "chat_template.jinja")
     return {
         "target": str(folder),
         "verify": {"target": str(folder)},

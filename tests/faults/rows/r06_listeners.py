@@ -21,7 +21,6 @@ from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
-from faults.pair import DRAFTER, TARGET
 from faults.rows.program import Args, Rows, statement
 from faults.rows.r29_keys import ASK_S, asked
 from faults.secured_cell import Listener, SecuredCell
@@ -39,7 +38,7 @@ GENERATE = "/dspark.wire.v1.Generation/Generate"
 
 
 def rows(args: Args) -> Rows:
-    with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator={"http": "127.0.0.1:0"}) as cell:
+    with SecuredCell(coordinator={"http": "127.0.0.1:0"}) as cell:
         with cell.client() as client:
             known = {process.name: process for process in client.status().processes}
         listeners = cell.listeners()

@@ -31,7 +31,6 @@ from dspark.wire.v1 import (
     verify_pb2,
     verify_pb2_grpc,
 )
-from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 
@@ -66,7 +65,7 @@ class Case:
 def rows(args: Args) -> Rows:
     rows: list[dict[str, Any]] = []
     host = f"127.0.0.1:{free_ports(1)[0]}"
-    with FaultCell(TARGET, DRAFTER, coordinator={"http": host}) as cell:
+    with FaultCell(coordinator={"http": host}) as cell:
         cell.add_front_end()
         before = {name: child.pid for name, child in cell.children.items()}
         for name in ("coordinator/0", "frontend/0"):

@@ -23,7 +23,6 @@ from dspark.client import AsyncClient
 from dspark.loadgen.prompts import built_in
 from dspark.runtime.tls import Tls
 from faults.eavesdropper import Trace, features, guess, listen
-from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 from faults.secured_cell import SecuredCell
@@ -56,7 +55,7 @@ def rows(args: Args) -> Rows:
 
 
 def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
-    with SecuredCell(target=TARGET, drafter=DRAFTER, coordinator=pace) as cell:
+    with SecuredCell(coordinator=pace) as cell:
         found = asyncio.run(_listen(cell, prompts))
     rows = np.array([features(trace) for _, trace, _ in found["answers"]])
     labels = np.array([label for label, _, _ in found["answers"]])

@@ -22,16 +22,15 @@ from benchmarks.row import note
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.errors import CheckpointError, ConfigError, DsparkError
+from faults import pair
 from faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Case, raw
 from faults.forked import forked
-from faults.pair import ROOT
 from faults.rows.program import Args, Rows, quantile, statement
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 LIMIT_S, PATIENCE_S = 5.0, 60.0
 MEMORY, ANYWAY_MB = 1.1, 1.0  # of the folder's bytes; and what a load takes that reads nothing
-PAIR = ROOT / "tests" / "data" / "pair"
 
 
 def load(role: str, folder: Path) -> None:
@@ -117,7 +116,7 @@ def rows(args: Args) -> Rows:
     for role, source in (("target", TARGET), ("drafter", DRAFTER)):
         load(role, source)  # what loading takes anyway
     tried: dict[str, Attempt] = {}
-    for role, source in (("drafter", PAIR / "drafter"), ("target", PAIR / "target")):
+    for role, source in (("drafter", pair.DRAFTER), ("target", pair.TARGET)):
         for name, case in {**WEIGHTS, **CONFIGS}.items():
             tried[f"{role}, {name}"] = made = attempt(role, source, case)
             if made.problem or made.too_much:

@@ -19,16 +19,15 @@ from unittest import mock
 
 import httpx
 
-from benchmarks.pair import ROOT, Pair
+from benchmarks.pair import Pair
 from benchmarks.row import note
 from dspark.client import Client, DsparkError
+from faults.pair import DRAFTER, TARGET
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 from faults.watch import Watch
 from tests.keys import key_files
 
-MODELS = ROOT / "tests" / "data" / "pair"
-PAIR = Pair(MODELS / "target", MODELS / "drafter")  # with a tokenizer: text goes in
 PROMPT = "The zanzibarite quokkaflute sings of vermilionhearth at midnight"
 WORDS = ("zanzibarite", "quokkaflute", "vermilionhearth", "Zanzibarite")
 STOP = "xylophagousbeacon"
@@ -94,7 +93,7 @@ def _posted(url: str, path: str, body: dict[str, Any]) -> str:
 
 def canaries(worker: str) -> dict[str, str]:
     """What must not be found, by what it is."""
-    ids = PAIR.token_ids(PROMPT)
+    ids = Pair(TARGET, DRAFTER).token_ids(PROMPT)
     return {
         **{f"word {word}": word for word in WORDS},
         "stop string": STOP,
@@ -120,7 +119,7 @@ def rows(args: Args) -> Rows:
         flags = key_files(folder, {"": CLIENT})
         flags["coordinator"]["http"] = "127.0.0.1:0"
         worker = (folder / "worker").read_text().strip()
-        with FaultCell(PAIR.target, PAIR.drafter, verifiers=2, folder=folder, **flags) as cell:
+        with FaultCell(verifiers=2, folder=folder, **flags) as cell:
             use(cell, errors)
             with cell.client() as client:
                 status = client.status()
