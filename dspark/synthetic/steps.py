@@ -59,13 +59,4 @@ class StepTable:
         return Curve(sizes, contexts, seconds, "synthetic")
 
     def _at(self, row: int, context: float) -> float:
-        values, contexts = self.rows[row], self.contexts
-        right = bisect_left(contexts, context)
-        if right == 0:
-            return values[0]
-        if right == len(contexts):
-            return values[-1]
-        low, high = contexts[right - 1], contexts[right]
-        return values[right - 1] + (values[right] - values[right - 1]) * (context - low) / (
-            high - low
-        )
+        return float(np.interp(context, self.contexts, self.rows[row]))
