@@ -117,14 +117,14 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _pinned(count: int = 2) -> tuple[int, ...]:
-    """Keeps this process and all it starts, client included, on the first cores it may use; returns
-    those."""
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < count:
-        raise SystemExit(f"{count} CPU cores are needed, {len(allowed)} may be used")
-    os.sched_setaffinity(0, allowed[:count])
-    return tuple(allowed[:count])
+def _pinned() -> tuple[int, ...]:
+    """Keeps this process and all it starts, client included, on the first two cores it may use;
+    returns those."""
+    used = tuple(sorted(os.sched_getaffinity(0))[:2])
+    if len(used) < 2:
+        raise SystemExit(f"2 CPU cores are needed, {len(used)} may be used")
+    os.sched_setaffinity(0, used)
+    return used
 
 
 def _merge(value: dict[str, Any], more: Mapping[str, Mapping[str, Any]]) -> None:

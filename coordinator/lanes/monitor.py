@@ -47,9 +47,9 @@ class _Version:
 class Monitor:
     """The monitor of one coordinator; a drafter version is its fingerprint."""
 
-    def __init__(self, metrics: Metrics, *, false_alarm: float = FALSE_ALARM) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._limit = math.log(2.0 / false_alarm)
+        self._limit = math.log(2.0 / FALSE_ALARM)
         self._versions: dict[str, _Version] = {}
 
     def trusts(self, version: str, params: SamplingParams) -> bool:
