@@ -22,13 +22,7 @@ from typing import Any
 
 from dspark.pages import Held
 from dspark.rounds.events import OrderRow
-from dspark.types import (
-    Constraint,
-    Cursor,
-    Refusal,
-    SamplingParams,
-    Verdict,
-)
+from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
 from verify_service.batch_runner import (
     BatchRunner,
     FeatureRun,

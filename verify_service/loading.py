@@ -20,14 +20,7 @@ from dspark.model.config_file import read_drafter_config
 from dspark.model.context import Projection
 from dspark.model.location import locate
 from dspark.model.pairing import mismatch
-from dspark.model.placement import (
-    card_memory,
-    free_bytes,
-    pick_device,
-    pick_dtype,
-    slot_bytes,
-    use,
-)
+from dspark.model.placement import card_memory, free_bytes, pick_device, pick_dtype, slot_bytes, use
 from dspark.model.target import TargetTaps, decoder_layers
 from dspark.runtime.process import threads_for
 from verify_service import kernels, reach, rotation, self_test

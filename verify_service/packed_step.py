@@ -25,13 +25,7 @@ from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.decoding.shaping import Shaper
 from dspark.types import InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import (
-    BatchRow,
-    ExecutedBatch,
-    PreparedBatch,
-    PromptChunk,
-    RuleSaw,
-)
+from verify_service.batch_runner import BatchRow, ExecutedBatch, PreparedBatch, PromptChunk, RuleSaw
 from verify_service.drafts import sound
 from verify_service.feature_store import PART, FeatureStore
 from verify_service.judging import Sampler, masks_of, shaper_of, told

@@ -22,13 +22,7 @@ from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Constraint, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import (
-    BatchRow,
-    ExecutedBatch,
-    Grammar,
-    PreparedBatch,
-    PromptChunk,
-)
+from verify_service.batch_runner import BatchRow, ExecutedBatch, Grammar, PreparedBatch, PromptChunk
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import sound
 from verify_service.engine_core import EngineCore

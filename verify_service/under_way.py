@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import (
-    BatchRunner,
-    ExecutedBatch,
-    Judged,
-    PreparedBatch,
-)
+from verify_service.batch_runner import BatchRunner, ExecutedBatch, Judged, PreparedBatch
 from verify_service.sequences import CachedSequence, VerifyItem
 
 log = structlog.get_logger("dspark.verify")

@@ -16,14 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import (
-    add_endpoint,
-    add_keys,
-    credentials,
-    natural,
-    positive,
-    read_keys,
-)
+from dspark.cli.options import add_endpoint, add_keys, credentials, natural, positive, read_keys
 from dspark.errors import ConfigError
 
 NOTES = "chain.json"

@@ -10,14 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from deploy.autoscale import AutoscaleConfig
-from deploy.cell_plan import (
-    http_bind,
-    largest,
-    plan_topology,
-    read_config,
-    token_files,
-    within,
-)
+from deploy.cell_plan import http_bind, largest, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, resized, sizes_of

@@ -21,12 +21,7 @@ from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason
 from tests.waiting import wait_until
 from verify_service.grammars import grammars as module
 from verify_service.grammars.compiling import compiled, make_compiler
-from verify_service.grammars.grammars import (
-    CPU_S,
-    CROWDED_S,
-    MAX_OF_ONE,
-    Grammars,
-)
+from verify_service.grammars.grammars import CPU_S, CROWDED_S, MAX_OF_ONE, Grammars
 from verify_service.grammars.matcher import GrammarMatcher
 
 KIND = ConstraintKind
