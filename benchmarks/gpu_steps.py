@@ -28,9 +28,9 @@ from draft_service.interface import DraftItem
 from dspark.decoding import at_once
 from dspark.decoding.acceptance import PackedCase
 from dspark.decoding.judge_at_once import judge_at_once
-from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
+from dspark.types import Cursor, Rule, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
-from verify_service.sequences import VerifyItem
+from verify_service.profiler import items_of, open_all
 
 SEQUENCES, TINY_SEQUENCES = (1, 4, 16, 64), (1, 2)
 TOKENS = (1, 2, 4, 8)  # of each sequence in a step
@@ -91,14 +91,11 @@ def steps(
         2 * shape.num_hidden_layers * shape.num_key_value_heads * head * model.dtype.itemsize
     )
     for count in TINY_SEQUENCES if tiny else SEQUENCES:
-        for n in range(count):
-            problem = verifier.pretend(Cursor(n, 1, 0, context), GREEDY, context + 2 * TOKENS[-1])
-            if problem is not None:
-                raise RuntimeError(problem.message)
+        open_all(verifier, count, context)
         for tokens in TOKENS:
             if clock.over:
                 break
-            items = [_item(n, context, tokens) for n in range(count)]
+            items = items_of(count * tokens, context, count)
 
             def rewind(count: int = count) -> None:
                 for n in range(count):
@@ -111,16 +108,6 @@ def steps(
             yield _line("step", count, count * tokens, step_s, floor_s)
         for n in range(count):
             verifier.release(n, 1)
-
-
-def _item(sequence: int, context: int, tokens: int) -> VerifyItem:
-    ids = tuple(range(2, tokens + 1))
-    q = (
-        SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((len(ids), 1), np.float32))
-        if ids
-        else NO_Q
-    )
-    return VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q)
 
 
 def drafts(

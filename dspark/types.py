@@ -144,6 +144,12 @@ class SparseQ(NamedTuple):
         """Encodes arrays [slots, entries]."""
         return SparseQ(ids.shape[1], ids.astype("<u4").tobytes(), probs.astype("<f4").tobytes())
 
+    @staticmethod
+    def sure(ids: npt.ArrayLike) -> SparseQ:
+        """Of a slot for each of these ids, which alone was likely; none for no slots."""
+        column = np.asarray(ids, np.uint32).reshape(-1, 1)
+        return SparseQ.of(column, np.ones(column.shape, np.float32)) if column.size else NO_Q
+
 
 NO_Q = SparseQ(0, b"", b"")
 

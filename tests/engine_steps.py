@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, SparseQ, Verdict
 from verify_service.batch_runner import FeatureRun
 from verify_service.sequences import VerifyItem
 
@@ -65,9 +63,8 @@ def item(
     sequence: int, number: int, tokens: Sequence[int], draft: Sequence[int] = (), epoch: int = 1
 ) -> VerifyItem:
     """Round `number` behind these tokens, with a draft that its drafter was sure of."""
-    ids = np.array(draft, np.uint32).reshape(-1, 1)
-    q = SparseQ.of(ids, np.ones(ids.shape, np.float32)) if draft else NO_Q
-    return VerifyItem(Cursor(sequence, epoch, number, len(tokens)), tokens[-1], tuple(draft), q)
+    cursor = Cursor(sequence, epoch, number, len(tokens))
+    return VerifyItem(cursor, tokens[-1], tuple(draft), SparseQ.sure(draft))
 
 
 def judged(engine: Any, *items: VerifyItem) -> list[Verdict]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from dspark.runtime.cost_store import Curve, curve_of, processor, stored_or_measured
-from dspark.types import NO_Q, Cursor, SamplingParams, SparseQ
+from dspark.types import Cursor, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
@@ -51,7 +51,7 @@ def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None
     began = time.perf_counter()
     share = budget_s / len(contexts)
     for at, context in enumerate(contexts):
-        _open(engine, _sequences(tokens[-1]), context)
+        open_all(engine, _sequences(tokens[-1]), context)
         # The first visit pays for memory and kernels, and shows which sizes fit the budget.
         sizes = _affordable(engine, tokens, context, share)
         many = _sequences(sizes[-1])
@@ -138,7 +138,8 @@ def _sequences(tokens: int) -> int:
     return -(-tokens // PER_SEQUENCE)
 
 
-def _open(engine: VerifyEngine, count: int, context: int) -> None:
+def open_all(engine: VerifyEngine, count: int, context: int) -> None:
+    """Sequences 0, 1 ... of this context length, for steps that are timed."""
     for sequence in range(count):
         cursor = Cursor(sequence, 1, 0, context)
         problem = engine.pretend(cursor, _LAW, context + PER_SEQUENCE + 1)
@@ -147,16 +148,7 @@ def _open(engine: VerifyEngine, count: int, context: int) -> None:
 
 def _step(engine: VerifyEngine, tokens: int, context: int, count: int) -> float:
     """One timed step of `tokens` tokens, spread evenly over `count` sequences."""
-    items = []
-    for sequence in range(count):
-        draft = tokens // count + (sequence < tokens % count) - 1
-        ids = tuple(range(1, draft + 1))
-        q = (
-            SparseQ.of(np.array(ids, np.uint32)[:, None], np.ones((draft, 1), np.float32))
-            if draft
-            else NO_Q
-        )
-        items.append(VerifyItem(Cursor(sequence, 1, 1, context + 1), 0, ids, q))
+    items = items_of(tokens, context, count)
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     began = time.perf_counter()
@@ -165,6 +157,16 @@ def _step(engine: VerifyEngine, tokens: int, context: int, count: int) -> float:
     for sequence in range(count):
         engine.rewind(sequence, context)
     return seconds
+
+
+def items_of(tokens: int, context: int, count: int) -> list[VerifyItem]:
+    """A step of `tokens` tokens, spread evenly over the first `count` sequences."""
+    items = []
+    for sequence in range(count):
+        ids = tuple(range(1, tokens // count + (sequence < tokens % count)))
+        cursor = Cursor(sequence, 1, 1, context + 1)
+        items.append(VerifyItem(cursor, 0, ids, SparseQ.sure(ids)))
+    return items
 
 
 def _key(engine: VerifyEngine) -> dict[str, object]:

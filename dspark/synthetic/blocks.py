@@ -68,7 +68,7 @@ class BlockMaker:
         if params.rule is Rule.COUPLED:
             return NO_Q
         if params.greedy:
-            return SparseQ(1, ids.astype("<u4").tobytes(), b"\0\0\x80?" * len(ids))
+            return SparseQ.sure(ids)
         span = (ids - ranks)[:, None] + np.arange(self._entries)
         entries = (span % self._oracle.spec.vocabulary).astype("<u4")
         return SparseQ(self._entries, entries.tobytes(), self._probs.tobytes() * len(ids))

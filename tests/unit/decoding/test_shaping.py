@@ -179,7 +179,7 @@ def test_the_rule_judges_shaped_rows_and_leaves_neighbours_alone() -> None:
     plain = PackedCase(Cursor(1, 1, 1, 4), SamplingParams(0.0), 0, (), NO_Q)
     (alone,) = judge(logits[:1], [plain])
     params = SamplingParams(0.0, logit_bias=((6, 100.0),))
-    q = SparseQ.of(np.array([[6], [6], [2]], np.uint32), np.ones((3, 1), np.float32))
+    q = SparseQ.sure([6, 6, 2])
     biased = PackedCase(
         Cursor(2, 1, 1, 4), params, 1, (6, 6, 2), q, Shaper.of(params, [1, 2, 3, 4])
     )

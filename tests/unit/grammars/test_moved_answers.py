@@ -11,25 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from engine_steps import line_up, run_all
+from engine_steps import item, judged, line_up, run_all
 from fitting import of
 
-from dspark.types import (
-    NO_Q,
-    Constraint,
-    ConstraintKind,
-    Cursor,
-    Refusal,
-    Rule,
-    SamplingParams,
-    SparseQ,
-    Verdict,
-)
+from dspark.types import NO_Q, Constraint, ConstraintKind, Refusal, Rule, SamplingParams
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.sequences import VerifyItem
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 PROMPT = [70, 71, 72]
@@ -82,16 +70,9 @@ def said(engine: VerifyEngine, params: SamplingParams, moves_at: set[int], slots
             anchor = begin(engine, params, [*PROMPT, *answer], epoch, number)
             continue
         round_ += 1
-        cursor = Cursor(number, epoch, round_, 3 + len(answer))
         drafts = tuple((7 * len(answer) + k) % 512 for k in range(slots))
-        q = (
-            SparseQ.of(np.array(drafts, "u4")[:, None], np.ones((slots, 1), "f4"))
-            if params.greedy
-            else NO_Q
-        )
-        item = VerifyItem(cursor, anchor, drafts, q)
-        (outcome,) = engine.judge_cohort([item]).outcomes
-        assert isinstance(outcome, Verdict), outcome
+        step = item(number, round_, [*PROMPT, *answer], drafts, epoch)
+        (outcome,) = judged(engine, step if params.greedy else step._replace(q=NO_Q))
         answer += drafts[: outcome.accepted]
         anchor = outcome.tokens[-1]
     engine.release(number, epoch)

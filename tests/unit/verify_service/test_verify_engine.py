@@ -146,7 +146,7 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
             sound, last = (each._replace(q=NO_Q) for each in (sound, last))
             wrong = other
         else:
-            wrong = other._replace(q=SparseQ.of(np.array([[9], [12]], "u4"), np.ones((2, 1), "f4")))
+            wrong = other._replace(q=SparseQ.sure([9, 12]))
         verdicts = judged(engine, sound, wrong if first == 1 else other.prefix(0), last)
         assert [(each.judged, each.spoilt) for each in verdicts] == [
             (2, False),
