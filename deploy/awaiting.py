@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from deploy.down import Say, operating
 from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
 from dspark.client import Client, find_cell
 from dspark.client.cell import Cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 
-Say = Callable[[str], None]
-
-POLL_S = 0.25
+POLL_S = 0.1
 REMIND_EVERY_S = 10.0
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 TIMEOUT_S = 600.0
@@ -78,7 +77,9 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
     return cell
 
 
-def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
+def await_lanes(
+    client: Client, verifiers: int, drafters: int, deadline: float, say: Say = lambda _: None
+) -> None:
     """Waits until the coordinator is connected to exactly these workers and has a lane for every
     verifier."""
 
@@ -108,8 +109,7 @@ def await_lanes(cell: Cell, verifiers: int, drafters: int, deadline: float, say:
             or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
         )
 
-    with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
-        _until_nothing(pending, "the coordinator is up but not connected in time:", deadline, say)
+    _until_nothing(pending, "the coordinator is up but not connected in time:", deadline, say)
 
 
 def scale(
@@ -128,5 +128,6 @@ def scale(
         deadline = time.monotonic() + TIMEOUT_S
         if (verifiers, drafters) != (None, None):
             rows = await_replicas(lambda: cluster.report(cell), deadline, say)
-            await_lanes(as_placed(cell, rows), *wanted, deadline, say)
+            with operating(as_placed(cell, rows)) as client:
+                await_lanes(client, *wanted, deadline, say)
     return wanted

@@ -101,10 +101,15 @@ def own(leader: int, cell_id: str) -> int:
     return leader if not has_marks() or leader in marked(cell_id) else 0
 
 
+def operating(cell: Cell) -> Client:
+    """A client of the cell's coordinator, with the operator's token."""
+    return Client(cell.endpoint, token=cell.token(), tls=cell.tls())
+
+
 def under_way(cell: Cell) -> str:
     """Running and waiting requests, in words; empty if there are none or nothing listens."""
     try:
-        with Client(cell.endpoint, token=cell.token(), tls=cell.tls()) as client:
+        with operating(cell) as client:
             reply = client.status(timeout=ASK_S)
     except Unavailable:
         return ""

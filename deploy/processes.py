@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from deploy.awaiting import await_lanes
 from deploy.head import free_ports
 from deploy.topology import ProcessRole, threads_of
 from dspark.client import Client
@@ -117,7 +118,10 @@ class ProcessCell:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))
-                self._await_lanes()
+                verifiers, drafters = self._counts.values()
+                deadline = time.monotonic() + START_TIMEOUT_S
+                with self.client() as client:
+                    await_lanes(client, verifiers, drafters, deadline)
         except BaseException:
             self.stop()
             raise
@@ -192,20 +196,6 @@ class ProcessCell:
         ready = json.loads(line)
         child.endpoint, child.incarnation = ready["endpoint"], int(ready["incarnation"])
         child.http = str(ready.get("http", ""))
-
-    def _await_lanes(self) -> None:
-        wanted = sum(self._counts.values())
-        deadline = time.monotonic() + START_TIMEOUT_S
-        with self.client() as client:
-            while True:
-                states = [process.state for process in client.status().processes]
-                if states.count("serving") >= wanted + 1:
-                    return
-                if time.monotonic() > deadline:
-                    raise Unavailable(
-                        f"the coordinator did not connect to all {wanted} workers: {states}"
-                    )
-                time.sleep(0.05)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -14,10 +14,10 @@ from pathlib import Path
 from coordinator.config import http_missing
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
-from deploy.awaiting import Say, as_placed, await_lanes, await_replicas
+from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
-from deploy.down import take_down, take_down_wholly
+from deploy.down import Say, operating, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
@@ -173,7 +173,8 @@ def _serve(
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:
             say(f"clients: {cell.frontends}")
-        await_lanes(cell, config.verifiers, config.drafters, deadline, say)
+        with operating(cell) as client:
+            await_lanes(client, config.verifiers, config.drafters, deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 

@@ -32,6 +32,7 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     ray = SimpleNamespace(resize=lambda *_: (2, 1), report=lambda _: rows)
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
+    monkeypatch.setattr(awaiting, "operating", nullcontext)
     monkeypatch.setattr(awaiting, "await_lanes", lambda *words: asked.append(words))
     assert awaiting.scale(2, None, None, lambda _: None) == (2, 1)
     cell = find_cell()
