@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspark.runtime.listen_config import DTYPES, ENGINES, ListenConfig
+from dspark.runtime.listen_config import WorkerConfig
 from dspark.runtime.setting import setting
 
 
 @dataclass(frozen=True)
-class DraftConfig(ListenConfig):
+class DraftConfig(WorkerConfig):
     """Settings of one drafter process."""
 
     drafter: str = setting("", "Folder or hub id of the drafter.")
     target: str = setting(
         "", "Folder or hub id of the target; read where the drafter leaves out their tables."
-    )
-    engine: str = setting(
-        "real", "real, or synthetic: no weights, given step times.", one_of=ENGINES
-    )
-    synthetic: str | None = setting(None, "YAML file of a synthetic engine.")
-    drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
-    target_revision: str | None = setting(None, "Hub revision of the target.")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(
-        0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024
     )
     context_tokens: int = setting(65536, "Context rows of the pool.", least=1)
     page_size: int = setting(16, "Context rows of one page.", least=1, most=4096)
@@ -54,5 +43,4 @@ class DraftConfig(ListenConfig):
         least=0,
         most=65535,
     )
-    measure_cost: bool = setting(True, "Measure the cost curve at start, or load a stored one.")
     cost_max_sequences: int = setting(32, "Largest pass that the cost curve covers.", least=1)

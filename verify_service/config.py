@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dspark.runtime.listen_config import DTYPES, ENGINES, ListenConfig
+from dspark.runtime.listen_config import WorkerConfig
 from dspark.runtime.setting import setting
 
 KV_TOKENS = 65536  # default where no GPU memory decides
@@ -13,23 +13,12 @@ ATTENTIONS = ("auto", "stateful")
 
 
 @dataclass(frozen=True)
-class VerifyConfig(ListenConfig):
+class VerifyConfig(WorkerConfig):
     """Settings of one verifier process."""
 
     target: str = setting("", "Folder or hub id of the target.")
-    engine: str = setting(
-        "real", "real, or synthetic: no weights, given step times.", one_of=ENGINES
-    )
-    synthetic: str | None = setting(None, "YAML file of a synthetic engine.")
-    target_revision: str | None = setting(None, "Hub revision of the target.")
     drafter: str | None = setting(
         None, "Folder or hub id of the drafter that rows are made for; none: plain decoding."
-    )
-    drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
-    threads: int = setting(
-        0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024
     )
     kv_tokens: int = setting(
         0,
@@ -76,7 +65,6 @@ class VerifyConfig(ListenConfig):
     lean_layers: bool = setting(
         True, "Run layers of a known shape in fewer operations, if trials show them equal."
     )
-    measure_cost: bool = setting(True, "Measure the cost curve at start, or load a stored one.")
     cost_max_tokens: int = setting(128, "Largest step that the cost curve covers.", least=1)
     feature_dtype: str = setting(
         "bfloat16",

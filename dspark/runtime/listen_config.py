@@ -55,6 +55,24 @@ class ListenConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerConfig(ListenConfig):
+    """What a verifier and a drafter have in common."""
+
+    engine: str = setting(
+        "real", "real, or synthetic: no weights, given step times.", one_of=ENGINES
+    )
+    synthetic: str | None = setting(None, "YAML file of a synthetic engine.")
+    target_revision: str | None = setting(None, "Hub revision of the target.")
+    drafter_revision: str | None = setting(None, "Hub revision of the drafter.")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
+    dtype: str = setting("auto", "auto, float32, bfloat16 or float16.", one_of=DTYPES)
+    threads: int = setting(
+        0, "Torch threads of passes; 0: by the processors there are.", least=0, most=1024
+    )
+    measure_cost: bool = setting(True, "Measure the cost curve at start, or load a stored one.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublicConfig(ListenConfig):
     """Where a process that clients call listens, and which callers it admits."""
 
