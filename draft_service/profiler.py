@@ -12,7 +12,7 @@ import time
 import torch
 
 from draft_service.engine import DraftEngine, DraftItem
-from dspark.runtime.cost_store import Curve, curve_of, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, curve_of, key_of, stored_or_measured
 from dspark.types import Cursor, SamplingParams
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -24,7 +24,8 @@ _LAW = SamplingParams(temperature=0.0)
 
 def cost_curve(engine: DraftEngine) -> Curve | None:
     """The stored curve of an equal process, else a fresh measurement, which is then stored."""
-    return stored_or_measured(_key(engine), lambda: measure(engine))
+    key = key_of("draft", engine, layout=1, points=_points(engine), q_entries=engine.q_entries)
+    return stored_or_measured(key, lambda: measure(engine))
 
 
 def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
@@ -89,20 +90,3 @@ def _step(engine: DraftEngine, items: list[DraftItem]) -> float:
     began = time.perf_counter()
     engine.draft(items)
     return time.perf_counter() - began
-
-
-def _key(engine: DraftEngine) -> dict[str, object]:
-    return {
-        "role": "draft",
-        "model": engine.fingerprint,
-        **processor(),
-        "device": str(engine.device)
-        if engine.device.type == "cpu"
-        else torch.cuda.get_device_name(engine.device),
-        "dtype": engine.dtype,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "layout": 1,
-        "points": _points(engine),
-        "q_entries": engine.q_entries,
-    }

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dspark.runtime.cost_store import Curve, curve_of, processor, stored_or_measured
+from dspark.runtime.cost_store import Curve, curve_of, key_of, stored_or_measured
 from dspark.types import Cursor, SamplingParams, SparseQ
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
@@ -35,7 +35,19 @@ _LAW = SamplingParams(temperature=0.0)
 
 def cost_curve(engine: VerifyEngine) -> Curve | None:
     """The stored curve of an equal process, else a new measurement, which is stored."""
-    return stored_or_measured(_key(engine), lambda: measure(engine))
+    import transformers
+
+    key = key_of(
+        "verify",
+        engine,
+        projection=engine.projection,
+        path=engine.attention_path,
+        make=engine.make,
+        transformers=transformers.__version__,
+        points=_points(engine),
+        form=3,
+    )
+    return stored_or_measured(key, lambda: measure(engine))
 
 
 def measure(engine: VerifyEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
@@ -167,25 +179,3 @@ def items_of(tokens: int, context: int, count: int) -> list[VerifyItem]:
         cursor = Cursor(sequence, 1, 1, context + 1)
         items.append(VerifyItem(cursor, 0, ids, SparseQ.sure(ids)))
     return items
-
-
-def _key(engine: VerifyEngine) -> dict[str, object]:
-    import transformers
-
-    return {
-        "role": "verify",
-        "model": engine.fingerprint,
-        "projection": engine.projection,
-        "path": engine.attention_path,
-        "make": engine.make,
-        **processor(),
-        "device": str(engine.device)
-        if engine.device.type == "cpu"
-        else torch.cuda.get_device_name(engine.device),
-        "dtype": engine.dtype,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "points": _points(engine),
-        "form": 3,
-    }

@@ -13,6 +13,7 @@ import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,10 +63,23 @@ def stored_or_measured(
     return curve
 
 
-def processor() -> dict[str, object]:
-    """The part of a key that says where it was measured, accelerators aside."""
-    kind = platform.processor() or platform.machine()
-    return {"machine": platform.node(), "processor": kind, "processors": len(usable())}
+def key_of(role: str, engine: Any, **more: object) -> dict[str, object]:
+    """The key of a curve of this engine. more: what its times depend on besides model and place."""
+    import torch
+
+    on_card = engine.device.type != "cpu"
+    return {
+        "role": role,
+        "model": engine.fingerprint,
+        "machine": platform.node(),
+        "processor": platform.processor() or platform.machine(),
+        "processors": len(usable()),
+        "device": torch.cuda.get_device_name(engine.device) if on_card else str(engine.device),
+        "dtype": engine.dtype,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        **more,
+    }
 
 
 def load_curve(key: Mapping[str, object]) -> Curve | None:
