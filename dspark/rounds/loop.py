@@ -89,7 +89,7 @@ class RoundLoop:
         # when a cohort goes on without sequences that wait for an acknowledgement
         self._patient_until: float | None = None
         self._leaving = Leaving(self._live, cache, self._passes, self._ask)
-        self._handlers: dict[type, Callable[[Any, float], None]] = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             Admit: self._admit,
             Prefilled: self._prefilled,
             PrefillRefused: self._prefill_refused,
@@ -108,7 +108,7 @@ class RoundLoop:
         together; returns the actions. now: seconds, never falling."""
         self._out = []
         for each in told:
-            self._handlers[type(each)](each, now)
+            self._handlers[type(each)](each)
         self._look_at_the_clock(now)
         self._go_on(now)
         return self._out
@@ -130,7 +130,7 @@ class RoundLoop:
 
     # From the coordinator.
 
-    def _admit(self, told: Admit, now: float) -> None:
+    def _admit(self, told: Admit) -> None:
         number, epoch = told.sequence, told.epoch
         if (live := self._live.get(number)) is not None and live.epoch == epoch:
             # what runs goes on: a `Released` would tell its coordinator that it is gone
@@ -149,7 +149,7 @@ class RoundLoop:
         if told.drafter:
             self._name(sequence, told.drafter)
 
-    def _planned(self, plan: Plan, now: float) -> None:
+    def _planned(self, plan: Plan) -> None:
         self.plan = plan
         for number, own in plan.sequences.items():
             sequence = self._live.get(number)
@@ -160,7 +160,7 @@ class RoundLoop:
         drafts = self.plan.terms_of(sequence.number).drafts
         feeding.name(sequence, drafter, self._waits.inline_rows, self._ask, drafts=drafts)
 
-    def _acknowledged(self, told: Acknowledged, now: float) -> None:
+    def _acknowledged(self, told: Acknowledged) -> None:
         sequence = self._find(told.sequence, told.epoch, "acknowledgement")
         if sequence is None:
             return
@@ -169,7 +169,7 @@ class RoundLoop:
             return
         sequence.acked = max(sequence.acked, told.through_round + 1)
 
-    def _release(self, told: Release, now: float) -> None:
+    def _release(self, told: Release) -> None:
         sequence = self._find(told.sequence, told.epoch, "release")
         if sequence is None:
             return
@@ -180,7 +180,7 @@ class RoundLoop:
         else:
             self.counts["release of a settling sequence"] += 1
 
-    def _keep(self, told: Keep, now: float) -> None:
+    def _keep(self, told: Keep) -> None:
         for sequence in [
             each for each in self._live.values() if (each.number, each.epoch) not in told.wanted
         ]:
@@ -189,7 +189,7 @@ class RoundLoop:
 
     # From the engine.
 
-    def _prefilled(self, told: Prefilled, now: float) -> None:
+    def _prefilled(self, told: Prefilled) -> None:
         sequence = self._find(told.sequence, told.epoch, "prefill")
         if sequence is None:
             return
@@ -202,7 +202,7 @@ class RoundLoop:
         elif sequence.feeding:
             feeding.send_rows(sequence, 0, self._waits.inline_rows, self._ask)
 
-    def _prefill_refused(self, told: PrefillRefused, now: float) -> None:
+    def _prefill_refused(self, told: PrefillRefused) -> None:
         sequence = self._find(told.sequence, told.epoch, "prefill")
         if sequence is None:
             return
@@ -213,7 +213,7 @@ class RoundLoop:
         sequence.apply(REFUSED)
         self._leaving.gone(sequence, Why.NO_PAGES)
 
-    def _pass_ended(self, told: PassEnded, now: float) -> None:
+    def _pass_ended(self, told: PassEnded) -> None:
         rounds, settled = [], []
         for sequence, drawn in zip(self._passes.ended(told.number), told.drawn, strict=True):
             if sequence.state is GONE:
@@ -267,7 +267,7 @@ class RoundLoop:
 
     # From drafters.
 
-    def _blocks_came(self, told: BlocksCame, now: float) -> None:
+    def _blocks_came(self, told: BlocksCame) -> None:
         rows = self._orders.answered(told.order)
         if rows is None:
             self.counts["late block"] += len(told.confidence)
@@ -292,7 +292,7 @@ class RoundLoop:
         sequence.left_empty(why)
         sequence.apply(BLOCK_LOST)
 
-    def _drafter_lost(self, told: DrafterLost, now: float) -> None:
+    def _drafter_lost(self, told: DrafterLost) -> None:
         for number, rows in self._orders.lost(told.drafter):
             self._lose_blocks(number, rows, "drafter lost")
         for sequence in self._live.values():
@@ -305,7 +305,7 @@ class RoundLoop:
                 self._without_block(sequence, why)
                 sequence.rows_sent = sequence.rows_held  # those of the order may be lost with it
 
-    def _drafter_ready(self, told: DrafterReady, now: float) -> None:
+    def _drafter_ready(self, told: DrafterReady) -> None:
         sequence = self._find(told.sequence, told.epoch, "rows")
         if sequence is not None and not feeding.came(sequence, told):
             self.counts["unused rows"] += 1
@@ -315,7 +315,7 @@ class RoundLoop:
             self._lose_blocks(number, rows, "late")
             self._ask(DrafterEvent(drafter, "late"))
         for drafter in self._orders.silent(now):
-            self._drafter_lost(DrafterLost(drafter, "silent"), now)
+            self._drafter_lost(DrafterLost(drafter, "silent"))
 
     # Rounds.
 
