@@ -10,16 +10,11 @@ from dspark.decoding.acceptance import PackedCase
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams
 
 
-def cases(count: int, slots: int = 7) -> list[PackedCase]:
+def cases(count: int) -> list[PackedCase]:
+    cursors = [Cursor(n % 64, 1, n, 100 + n) for n in range(count)]
     return [
-        PackedCase(
-            Cursor(n % 64, 1, n, 100 + n),
-            SamplingParams(seed=n),
-            n * (slots + 1),
-            tuple(range(slots)),
-            NO_Q,
-        )
-        for n in range(count)
+        PackedCase(cursor, SamplingParams(seed=n), 8 * n, tuple(range(7)), NO_Q)
+        for n, cursor in enumerate(cursors)
     ]
 
 

@@ -31,10 +31,10 @@ def _status(
     )  # fmt: skip
 
 
-def _window(first: CellStatus, second: CellStatus, span_s: float = 4.0) -> LoadWindow:
+def _window(first: CellStatus, second: CellStatus) -> LoadWindow:
     window = LoadWindow(10.0)
     window.add(100.0, first)
-    window.add(100.0 + span_s, second)
+    window.add(104.0, second)
     return window
 
 

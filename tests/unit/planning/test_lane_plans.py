@@ -47,14 +47,9 @@ def told(made: LanePlans, drafters: Mapping[int, int] | None = None) -> Plan:
     return made.in_force
 
 
-def report(
-    made: LanePlans, rounds: int = 1, *, accepted: int = 5, confidence: float = 0.9
-) -> Applied:
+def report(rounds: int = 1) -> Applied:
     """A pass of two sequences, with whole blocks."""
-    rows = [
-        RoundReport(number, 0, 1, 100, (1,) * (accepted + 1), accepted, 7, (confidence,) * 7, "", 1)
-        for number in (1, 2)
-    ]
+    rows = [RoundReport(number, 0, 1, 100, (1,) * 6, 5, 7, (0.9,) * 7, "", 1) for number in (1, 2)]
     said = PassReport(Report(rounds, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16)
     return Applied(said, rows, [0, 0], [1.0, 1.0], [False, False])
 
@@ -77,7 +72,7 @@ def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
     assert made._planner is not None
     made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)  # type: ignore[method-assign]
     for plain in ((), (0,), (1,), (0, 1)):
-        done = report(made)
+        done = report()
         for place in plain:
             done.rounds[place] = done.rounds[place]._replace(confidence=())
         made.learn(done)
@@ -124,11 +119,11 @@ def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
     made = plans("adaptive", "adaptive")
     assert made._planner is not None
     for number in range(40):
-        made.learn(report(made, number))
+        made.learn(report(number))
     before = made._planner.cost.draft_s(2.0, 7)
     made.drafters([])
     for number in range(40, 200):
-        made.learn(report(made, number))
+        made.learn(report(number))
     made.drafters([DrafterCost(7, DRAFT)])
     assert made._planner.cost.draft_s(2.0, 7) == pytest.approx(before, rel=0.2)
 
@@ -182,17 +177,16 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     made = plans("fixed:7", "fixed:7", cohorts=2)
     told(made)
     assert made.in_force.cohorts == 2
-    made.learn(report(made))
+    made.learn(report())
     assert made._planner is not None
     assert made._planner.cost.drafted.seen == 0, "the first of its kind"
-    made.learn(report(made))
+    made.learn(report())
     assert made._planner.cost.hop.seen == 0
     assert made._planner.cost.drafted.seen == 1
 
 
 def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -> None:
-    made = plans()
-    applied = report(made)
+    applied = report()
     rows = [row._replace(verified=count) for row, count in zip(applied.rounds, (2, 3), strict=True)]
     told = np.arange(10, dtype=np.float32).reshape(5, 2)
     said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
