@@ -84,4 +84,6 @@ class VerifyConfig(WorkerConfig):
         most=86_400,
     )
     # no less than one message of them (`row_feeds.BULK_ROWS`)
-    push_queue_rows: int = setting(65536, "Feature rows that may wait for one drafter.", least=512)
+    push_queue_rows: int = setting(
+        65536, "Feature rows on their way to one drafter, of one coordinator.", least=512
+    )

@@ -142,7 +142,7 @@ class RoundDriver:
         try:
             await self._worker.device.run_surely(self._finish)
         finally:
-            await self._feeds.end()
+            self._feeds.end()
         until = time.monotonic() + ENDS_S
         while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - nothing runs for an ended stream
             await asyncio.sleep(LOOK_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,7 +36,6 @@ Key = tuple[int, int]  # sequence, epoch
 class _Feed:
     next: int  # rows below this one were sent
     stop: int
-    held: int  # rows below this one are acknowledged
     since: float  # last progress of this or another feed to the same drafter
 
 
@@ -47,6 +46,8 @@ class _Fed:
     feeds: dict[Key, _Feed] = field(default_factory=dict)
     opened: set[Key] = field(default_factory=set)  # contexts that it has opened
     stream: RowStream | None = None
+    away: deque[int] = field(default_factory=deque)  # rows of each message not acknowledged
+    acknowledged: int = 0  # messages of the stream
 
 
 class RowFeeds:
@@ -87,33 +88,36 @@ class RowFeeds:
             )
         feed = fed.feeds.get(key)
         if feed is None:
-            fed.feeds[key] = _Feed(asked.start, asked.stop, asked.start, time.monotonic())
+            fed.feeds[key] = _Feed(asked.start, asked.stop, time.monotonic())
         else:
             feed.stop = max(feed.stop, asked.stop)
         self._go_on(fed)
 
     def close(self, drafter: int, key: Key) -> None:
-        """Ends the feed of a sequence."""
-        fed = self._fed[drafter]
-        fed.opened.discard(key)
-        if fed.feeds.pop(key, None) is not None:
-            self._go_on(fed)
+        """Ends the feed of a sequence. Its rows that are on their way stay there."""
+        if (fed := self._fed.get(drafter)) is not None:
+            fed.opened.discard(key)
+            fed.feeds.pop(key, None)
 
     def forget(self, drafter: int) -> None:
         """Ends the stream and all feeds of a lost drafter; rows on their way are dropped."""
         fed = self._fed.pop(drafter, _Fed())
-        if away := sum(feed.next - feed.held for feed in fed.feeds.values()):
-            dropped = self._worker.metrics.dropped
-            dropped.labels(kind="feature_rows", reason="unacknowledged").inc(away)
         if fed.stream is not None:
             fed.stream.close()
+        self._drop(fed)
 
-    async def end(self) -> None:
-        """Ends every stream; called on the event loop, behind the last turn."""
-        streams = [fed.stream.ended for fed in self._fed.values() if fed.stream is not None]
+    def _drop(self, fed: _Fed) -> None:
+        """Counts the rows of a stream that is no more, and forgets it."""
+        if away := sum(fed.away):
+            dropped = self._worker.metrics.dropped
+            dropped.labels(kind="feature_rows", reason="unacknowledged").inc(away)
+        fed.away.clear()
+        fed.stream, fed.acknowledged = None, 0
+
+    def end(self) -> None:
+        """Ends every stream; called behind the last turn."""
         for drafter in list(self._fed):
             self.forget(drafter)
-        await asyncio.gather(*map(asyncio.wrap_future, streams), return_exceptions=True)
 
     def overdue_at(self) -> float | None:
         """When the first feed is overdue, in monotonic seconds; None without feeds."""
@@ -129,17 +133,19 @@ class RowFeeds:
         ]
 
     def _go_on(self, fed: _Fed) -> None:
-        mine = [(key, feed) for key, feed in fed.feeds.items() if key in fed.opened]
-        room = self._most - sum(feed.next - feed.held for _, feed in mine)
-        for key, feed in mine:
+        if fed.stream is None:
+            return
+        room = self._most - sum(fed.away)
+        for key, feed in [each for each in fed.feeds.items() if each[0] in fed.opened]:
             while feed.next < feed.stop and room > 0:
                 last = min(feed.next + BULK_ROWS, feed.stop)
                 run = self._read(Cursor(*key, 0, last + 1), feed.next)
-                if run is None or fed.stream is None:  # no rows are kept: it has no drafts
+                if run is None:  # no rows are kept: it has no drafts
                     del fed.feeds[key]
                     break
                 fed.stream.push(run)
-                room -= last - feed.next
+                fed.away.append(last - feed.next)
+                room -= fed.away[-1]
                 feed.next = last
 
     def _read(self, cursor: Cursor, start: int) -> FeatureRun | None:
@@ -155,20 +161,20 @@ class RowFeeds:
         fed, ready = self._fed.get(drafter), list[Told]()
         if fed is None or fed.stream is not stream:
             return ()
-        marks = {(mark.sequence, mark.epoch): mark.rows for mark in ack.watermarks}
-        if marks.keys() & fed.feeds.keys():
+        if fed.away and fed.acknowledged < ack.chunks:
             # feeds share the limit, so an acknowledgement is progress for all of them
             now = time.monotonic()
             for each in fed.feeds.values():
                 each.since = now
-        for key, rows in marks.items():
+        while fed.away and fed.acknowledged < ack.chunks:
+            fed.away.popleft()
+            fed.acknowledged += 1
+        for mark in ack.watermarks:
+            key = (mark.sequence, mark.epoch)
             feed = fed.feeds.get(key)
-            if feed is None:
-                continue
-            feed.held = max(feed.held, min(rows, feed.next))
-            if feed.held >= feed.stop:
+            if feed is not None and (held := min(mark.rows, feed.next)) >= feed.stop:
                 del fed.feeds[key]
-                ready.append(DrafterReady(drafter, *key, feed.held))
+                ready.append(DrafterReady(drafter, *key, held))
         if ack.refused:  # no drafts until a plan names another drafter
             dropped = self._worker.metrics.dropped
             dropped.labels(kind="feature_chunk", reason="refused_by_sink").inc(len(ack.refused))
@@ -181,5 +187,5 @@ class RowFeeds:
         fed = self._fed.get(drafter)
         if fed is None or fed.stream is not stream:
             return ()
-        fed.stream = None
+        self._drop(fed)
         return [DrafterLost(drafter, f"lost: {why}")] if fed.feeds else ()

@@ -69,11 +69,8 @@ class RowStream:
         self.ended.cancel()
 
     async def _run(self) -> None:
-        why, security, at = (
-            "the drafter ended the stream",
-            self._worker.security,
-            self._sink.endpoint,
-        )
+        why = "the drafter ended the stream"
+        security, at = self._worker.security, self._sink.endpoint
         try:
             channel = open_channel(at, tls=security.tls, watch_ms=WORKER_WATCH_MS)
             try:
@@ -90,6 +87,7 @@ class RowStream:
         except Exception as error:
             log.error("row_stream.failed", sink=at, exc_info=error)
             why = str(error)
+        log.warning("row_stream.broken", sink=at, reason=why)
         self._lost(self, why)
 
     async def _chunks(self) -> AsyncIterator[features_pb2.FeatureChunk]:

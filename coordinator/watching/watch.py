@@ -1,7 +1,7 @@
 """Reported rounds, kept only while a watch is open.
 
 A lane hands each round over by reference, without arithmetic, and none at all without a watch, so
-that a round costs one look at a flag. What is kept is bounded and drops its oldest rounds;
+that a round costs one look at a list. What is kept is bounded and drops its oldest rounds;
 `explaining` makes messages of it when it is read.
 """
 

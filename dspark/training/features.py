@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,15 +173,17 @@ class CachedFeatures:
                 f"cache: {folder} lacks the rows of {missing} of {len(samples)} samples; write it "
                 "first"
             )
-        kind, count = _DTYPES[plan.hidden_dtype], plan.num_tokens * plan.width
-        rows = torch.from_file(str(folder / ROWS), shared=False, size=count, dtype=kind)
-        self._rows = rows.view(plan.num_tokens, plan.width)
+        self._dtype = _DTYPES[plan.hidden_dtype]
+        # read-only, as a file may be larger than the memory
+        shape = plan.num_tokens, plan.bytes_per_token
+        self._rows = np.memmap(folder / ROWS, np.uint8, "r", shape=shape)
 
     def of(self, numbers: Sequence[int], samples: Sequence[Sample]) -> list[Features]:
         return [self._one(number) for number in numbers]
 
     def _one(self, number: int) -> Features:
-        rows = self._rows[self._offsets[number] : self._offsets[number + 1]]
+        stored = self._rows[self._offsets[number] : self._offsets[number + 1]]
+        rows = torch.from_numpy(stored.copy()).view(self._dtype)
         return Features(rows[:, : -self._size], rows[:, -self._size :])
 
 

@@ -17,12 +17,18 @@ from dspark.model.families import fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.formats import deepseek_v4
 from dspark.model.formats.vocabulary import DraftVocabulary, read_ids
-from dspark.training.chat import Chat
 from dspark.training.settings import Settings
 
 TAPS = 5
 SHALLOW = 8  # a target with fewer layers is shallow
 STAGES = 3  # stages of a DeepSeek-V4 module, and number of last layers that it reads
+_KIND: dict[str, Kind] = {
+    "dspark": "block",
+    "dflash": "block",
+    "eagle3": "eagle3",
+    "mtp": "mtp",
+    "lm": "lm",
+}
 _LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
@@ -55,8 +61,7 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
     ConfigError names a setting that does not fit the family or the target."""
     if settings.family == "dspark" and text.model_type == deepseek_v4.MODEL_TYPE:
         return _staged(folder, text, settings)
-    blocks = settings.family in ("dspark", "dflash")
-    kind: Kind = "block" if blocks else settings.family  # type: ignore[assignment]
+    kind = _KIND[settings.family]
     layers = settings.layers or _LAYERS[kind]
     if kind in ("eagle3", "mtp") and layers != 1:
         raise ConfigError(
@@ -150,8 +155,13 @@ def mask_token(folder: Path, vocab_size: int) -> int:
     first id that no text holds (the vocabulary of most models is padded behind its last token),
     else the last id."""
     last = vocab_size - 1
-    if (tokenizer := Chat(folder).tokenizer) is None:
+    if not (folder / "tokenizer.json").is_file():
         return last
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     found = tokenizer.mask_token_id
     return min(len(tokenizer) if found is None else int(found), last)
 

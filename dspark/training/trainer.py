@@ -144,7 +144,8 @@ def held_out(run: TrainingRun) -> dict[str, float]:
     # of more workers than conversations some have none: what they compute counts nothing
     sums = run.sums(numbers or [run.plan.used], (HELD_OUT_KEY,), learn=False)
     run.drafter.train()
-    sums = LossSums(*(run.world.add(value * bool(numbers)) for value in sums))
+    own = [value.clone() if numbers else torch.zeros_like(value) for value in sums]
+    sums = LossSums(*map(run.world.add, own))
     shown = figures(sums, own_weights(run.drafter.config))
     return {f"held_out_{name}": shown[name] for name in ("loss", "tau")}
 

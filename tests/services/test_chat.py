@@ -238,7 +238,7 @@ def test_ctrl_c_raises_nothing_in_the_middle_of_a_call(
         went_on += 1
         return read_event(message)
 
-    monkeypatch.setattr("dspark.client.resuming.read_event", read)
+    monkeypatch.setattr("dspark.client.synchronous.read_event", read)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n"))
     handler = signal.getsignal(signal.SIGINT)
     try:

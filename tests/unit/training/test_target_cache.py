@@ -4,6 +4,7 @@ read by the run it was made for only."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,17 @@ def test_the_estimate_is_what_comes_to_lie_on_the_disk(
     assert plan.bytes_per_token == 64 * (len(LAYERS) + 1) * size
     write_cache(tmp_path / "cache", plan, samples, Counting(golden_target))
     assert (tmp_path / "cache" / "rows.bin").stat().st_size == plan.bytes
+
+
+def test_a_cache_may_be_larger_than_the_memory(samples: Samples, tmp_path: Path) -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    plan = CachePlan.of(samples, "t", LAYERS, memory // samples.tokens, "float32")
+    assert plan.bytes > 4 * memory
+    with (tmp_path / "rows.bin").open("wb") as file:
+        file.truncate(plan.bytes)
+    told = plan.to_json() | {"written": len(samples)}
+    (tmp_path / "manifest.json").write_text(json.dumps(told))
+    CachedFeatures(tmp_path, plan, samples)
 
 
 def test_a_stopped_writer_goes_on_behind_the_samples_it_counted(

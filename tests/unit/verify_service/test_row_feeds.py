@@ -30,6 +30,7 @@ class Stream:
     def __init__(self, *ends: Any) -> None:
         *_, self.came, self.lost = ends
         self.pushed: list[FeatureRun] = []
+        self.taken = 0
         self.closed = False
 
     def push(self, run: FeatureRun) -> None:
@@ -62,8 +63,11 @@ class Feeds:
         self.feeds.send(SendRows(DRAFTER, sequence, 0, 0, ROWS - 1), SINK)
 
     def came(self, sequence: int, rows: int) -> None:
+        """The drafter took one message more."""
+        stream = self.streams[-1]
+        stream.taken += 1
         mark = features_pb2.Watermark(sequence=sequence, epoch=0, rows=rows)
-        self.streams[-1].came(self.streams[-1], features_pb2.FeatureAck(watermarks=[mark]))
+        stream.came(stream, features_pb2.FeatureAck(chunks=stream.taken, watermarks=[mark]))
 
     def stream(self, *ends: Any) -> Stream:
         self.streams.append(Stream(*ends))
@@ -114,10 +118,20 @@ def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(fe
 
 @pytest.mark.parametrize("feeds", [{"push_queue_rows": 2 * BULK_ROWS}], indirect=True)
 def test_no_more_rows_are_on_their_way_than_may_wait(feeds: Feeds) -> None:
-    """Rows without bytes, those of a language model, are bounded by nothing else."""
+    """Rows without bytes, those of a language model, are bounded by nothing else; rows of a
+    sequence that left are on their way like others."""
+    pushed = []
     for sequence in (1, 2):
         feeds.send(sequence)
-    assert sum(len(run.token_ids) for run in feeds.streams[0].pushed) == 2 * BULK_ROWS
+        pushed.append(sum(len(run.token_ids) for run in feeds.streams[0].pushed))
+        feeds.feeds.close(DRAFTER, (sequence, 0))
+    assert pushed == [2 * BULK_ROWS, 2 * BULK_ROWS]
+    feeds.feeds.opened(DRAFTER, (2, 0)), feeds.send(2)
+    feeds.came(1, BULK_ROWS)
+    assert len(feeds.streams[0].pushed) == 3, "as much as was taken"
+    feeds.feeds.forget(DRAFTER)
+    dropped = {"kind": "feature_rows", "reason": "unacknowledged"}
+    assert feeds.metrics.value("dropped_total", **dropped) == 2 * BULK_ROWS
 
 
 def test_a_stream_that_breaks_loses_the_drafter_once_and_its_rows_are_counted(feeds: Feeds) -> None:
