@@ -131,12 +131,11 @@ def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) ->
         chain.do("cache", lambda: stages.cache(settings))
     chain.do("train", lambda: _train(settings))
     drafter = out / "train" / "drafter"
-    if settings.family == "dspark":
-        plots, keep = out / "calibration", out / "answers"
-        chain.do(
-            "calibrate",
-            lambda: calibrate(locate(target), drafter, [fitted], plots=plots, keep=keep),
-        )
+    plots, keep = out / "calibration", out / "answers"
+    chain.do(
+        "calibrate",
+        lambda: calibrate(locate(target), drafter, [fitted], plots=plots, keep=keep),
+    )
     tokens, told = args.answer_tokens, out / "evaluation"
     chain.do(
         "evaluate",

@@ -95,12 +95,11 @@ def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
         "evaluate": "accepted length, below",
         "serve": f"{served['prompts']} prompts through a cell",
     }
-    if "calibrate" in stages:
-        fits = stages["calibrate"]["fits"]
-        was, now = (
-            sum(fit[f"mean_ece_{side}"] for fit in fits) / len(fits) for side in ("before", "after")
-        )
-        told["calibrate"] = f"error of survival {was:.1%} -> {now:.1%}, mean of {len(fits)} fits"
+    fits = stages["calibrate"]["fits"]
+    was, now = (
+        sum(fit[f"mean_ece_{side}"] for fit in fits) / len(fits) for side in ("before", "after")
+    )
+    told["calibrate"] = f"error of survival {was:.1%} -> {now:.1%}, mean of {len(fits)} fits"
     if "cache" in stages:
         told["cache"] = f"{stages['cache']['bytes'] / 1e9:.3f} GB of hidden states"
     for name, found in stages.items():

@@ -46,10 +46,10 @@ def test_a_target_and_prompts_become_a_serving_drafter_and_a_report(
     )
     stages = chain(tmp_path, golden_target, prompts, more)["stages"]
     assert load_drafter(out / "train" / "drafter").config.family == family
-    wanted = {"split", "regenerate", "encode", "cache", "train", "evaluate", "serve"}
-    assert set(stages) == wanted | ({"calibrate"} if family == "dspark" else set())
+    wanted = {"split", "regenerate", "encode", "cache", "train", "calibrate", "evaluate", "serve"}
+    assert set(stages) == wanted
     assert stages["serve"]["same_ids"]
-    assert (out / "train" / "drafter" / "calibration.json").exists() == (family == "dspark")
+    assert (out / "train" / "drafter" / "calibration.json").exists()
     report = (out / "report.md").read_text(encoding="utf-8")
     assert "dspark up" in report
     assert (out / "train" / "loss.png").exists()
