@@ -10,7 +10,7 @@ from typing import Any
 from deploy.down import Say, operating
 from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
-from dspark.client import Client, find_cell
+from dspark.client import CellStatus, Client, find_cell
 from dspark.client.cell import Cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 
@@ -18,9 +18,12 @@ POLL_S = 0.1
 REMIND_EVERY_S = 10.0
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 TIMEOUT_S = 600.0
+LATE = "the coordinator is up but not connected in time:"
 
 
-def _until_nothing(pending: Callable[[], str], late: str, deadline: float, say: Say) -> None:
+def until_nothing(
+    pending: Callable[[], str], late: str, deadline: float, say: Say = lambda _: None
+) -> None:
     """Waits until `pending` returns an empty string. Past `deadline` it raises Unavailable with
     `late` and what is pending."""
     reminded = time.monotonic()
@@ -61,7 +64,7 @@ def await_replicas(
                     say(line)
         return "; ".join(shown[row["name"]] for row in rows if row["phase"] != "serving")
 
-    _until_nothing(pending, "not serving in time:", deadline, say)
+    until_nothing(pending, "not serving in time:", deadline, say)
     return rows
 
 
@@ -77,39 +80,39 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
     return cell
 
 
-def await_lanes(
-    client: Client, verifiers: int, drafters: int, deadline: float, say: Say = lambda _: None
-) -> None:
-    """Waits until the coordinator is connected to exactly these workers and has a lane for every
-    verifier."""
+def missing(status: CellStatus, verifiers: int, drafters: int) -> str:
+    """What a coordinator lacks that is to be connected to exactly these workers, with a lane for
+    every verifier; empty: nothing."""
+    states = {process.name: process.state for process in status.processes}
+    connected = sum(
+        state == "serving" for name, state in states.items() if name.startswith(WORKERS)
+    )
+    fed = {name for lane in status.lanes for name in lane.drafters}
+    if (
+        connected == verifiers + drafters
+        and len(status.lanes) == verifiers
+        and len(fed) == drafters
+    ):
+        return ""
+    waiting = ", ".join(
+        f"{process.name} is {process.condition}"
+        for process in status.processes
+        if process.state != "serving"
+    )
+    lanes = f"{len(status.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
+    return waiting or lanes
+
+
+def await_lanes(client: Client, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
+    """Waits until the coordinator lacks nothing; one that does not answer may come back."""
 
     def pending() -> str:
         try:
-            reply = client.status()
+            return missing(client.status(), verifiers, drafters)
         except DsparkError as error:
             return str(error) or type(error).__name__
-        states = {process.name: process.state for process in reply.processes}
-        connected = sum(
-            state == "serving" for name, state in states.items() if name.startswith(WORKERS)
-        )
-        fed = {name for lane in reply.lanes for name in lane.drafters}
-        if (
-            connected == verifiers + drafters
-            and len(reply.lanes) == verifiers
-            and len(fed) == drafters
-        ):
-            return ""
-        waiting = ", ".join(
-            f"{process.name} is {process.condition}"
-            for process in reply.processes
-            if process.state != "serving"
-        )
-        return (
-            waiting
-            or f"{len(reply.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
-        )
 
-    _until_nothing(pending, "the coordinator is up but not connected in time:", deadline, say)
+    until_nothing(pending, LATE, deadline, say)
 
 
 def scale(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from deploy.awaiting import await_lanes
+from deploy.awaiting import LATE, missing, until_nothing
 from deploy.head import free_ports
 from deploy.topology import ProcessRole, threads_of
 from dspark.client import Client
@@ -118,10 +118,10 @@ class ProcessCell:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))
-                verifiers, drafters = self._counts.values()
+                counts = self._counts["verify"], self._counts["draft"]
                 deadline = time.monotonic() + START_TIMEOUT_S
                 with self.client() as client:
-                    await_lanes(client, verifiers, drafters, deadline)
+                    until_nothing(lambda: missing(client.status(), *counts), LATE, deadline)
         except BaseException:
             self.stop()
             raise

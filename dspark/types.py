@@ -147,8 +147,10 @@ class SparseQ(NamedTuple):
     @staticmethod
     def sure(ids: npt.ArrayLike) -> SparseQ:
         """Of a slot for each of these ids, which alone was likely; none for no slots."""
-        column = np.asarray(ids, np.uint32).reshape(-1, 1)
-        return SparseQ.of(column, np.ones(column.shape, np.float32)) if column.size else NO_Q
+        sent = np.asarray(ids, "<u4")
+        return (
+            SparseQ(1, sent.tobytes(), np.ones(sent.size, "<f4").tobytes()) if sent.size else NO_Q
+        )
 
 
 NO_Q = SparseQ(0, b"", b"")

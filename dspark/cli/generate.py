@@ -74,7 +74,9 @@ def add_commands(commands: Any) -> None:
         "--request-id", metavar="ID", help="its name, for `status --explain` and `Abort`"
     )
     parser.add_argument(
-        "--drafter", metavar="NAME", help="replica that drafts, e.g. draft/1; without it none does"
+        "--drafter",
+        metavar="NAME",
+        help="replica that drafts, e.g. draft/1; while it is away none does",
     )
     parser.add_argument(
         "--label", metavar="NAME", help="count acceptance under this name in the metrics"

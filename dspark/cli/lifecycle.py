@@ -92,7 +92,7 @@ def _stay(cell: Cell) -> None:
     Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
     own, that is taken down.
     """
-    from deploy.down import take_down, take_down_wholly
+    from deploy.down import take_down_wholly
     from dspark.client.cell import NoCell, find_cell, is_alive
 
     there = answered = time.monotonic()
@@ -119,7 +119,7 @@ def _stay(cell: Cell) -> None:
         except Unavailable:
             # its own Ray cluster, on this machine; one that it joined may only be unreachable
             if cell.ray_pid:
-                take_down(say, 0.0)
+                take_down_wholly(say, 0.0)
             raise
 
 

@@ -10,10 +10,11 @@ import os
 import re
 import signal
 import sys
+import time
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dspark.errors import InvalidRequest
 from dspark.numerals import number_in, whole_in
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RULES = ("token", "block", "coupled")
+TOGETHER_S = 0.2  # seconds within which signals are one
 ENDPOINT = "coordinator; default: the cluster of this state folder"
 _TLS = {
     "tls_ca": "PEM file of the authority servers' certificates must come from; plaintext without "
@@ -223,15 +225,18 @@ def as_utf_8(name: str, word: Any) -> Any:
 
 def end_as_by_ctrl_c() -> None:
     """Lets SIGTERM, and a terminal that closes, end this command in order; under nohup the latter
-    does not."""
+    does not. Signals that come together are one: shell, kernel and wrappers all say it."""
+    before = -TOGETHER_S
 
-    def closed(number: int, frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # shell and kernel say it both: once is enough
-        raise KeyboardInterrupt
+    def end(number: int, frame: object) -> None:
+        nonlocal before
+        if (now := time.monotonic()) - before > TOGETHER_S:
+            before = now
+            raise KeyboardInterrupt
 
-    for number, act in ((signal.SIGTERM, signal.default_int_handler), (signal.SIGHUP, closed)):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, act)
+            signal.signal(number, end)
 
 
 def say(line: str) -> None:

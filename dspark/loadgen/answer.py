@@ -58,7 +58,10 @@ class MeasuredAnswer:
         if piece.spread:
             unknown = [place for place, count in enumerate(self.counts) if count == UNKNOWN]
             for number, place in enumerate(unknown):
-                self.counts[place] = (piece.spread + number) // len(unknown)
+                share = len(unknown)
+                self.counts[place] = (
+                    piece.spread * (number + 1) // share - piece.spread * number // share
+                )
 
     @property
     def tokens(self) -> int:
