@@ -93,6 +93,8 @@ def rewritten(schema: Any) -> Any:
     made = copy.deepcopy(schema)
     for _, part in walk(made):
         _refer_plainly(part, made)  # before anything has another place
+        if "type" in part and part.pop("nullable", False):  # OpenAPI's
+            part["type"] = sorted({*types_of(part), "null"})
         for name in ("maxLength", "maxItems", "maxProperties"):
             if part.get(name, 0) > MOST_COUNT:
                 del part[name]  # no answer is so long

@@ -209,6 +209,8 @@ def _find(root: Any) -> Iterator[tuple[str, str]]:
                 name == "uniqueItems" and schema[name] is False
             ):
                 yield where, f"{name} is not supported"
+        if schema.get("nullable"):
+            yield where, "nullable without type is not supported"
         if "oneOf" in schema:
             yield (
                 where,

@@ -121,6 +121,8 @@ SCHEMAS = [
     ('{"type":"string","maxLength":3}', '"a b"', '"a\tb"'),
     ('{"type":["string","null"],"minLength":1}', '"ab"', '"\x01"'),
     ('{"type":["string","null"],"minLength":1}', "null", '""'),
+    (text(nullable=True), "null", "1"),
+    (text(nullable=False), '"a"', "null"),
     ('{"$ref":"#/$defs/a","$defs":{"a":{"type":"string","maxLength":2}}}', '"ß"', '"\t"'),
     (text(pattern="^1(-a+)?$"), '"1-aa"', '"1aa"'),
     (text(pattern=r"^((.){0,2}){0,1}((a|a)|(?:a){1,2})$"), '"abaa"', '"abaaa"'),
@@ -298,6 +300,7 @@ def test_a_pattern_is_written_as_json_writes_it(
             {"type": "object", "properties": {"a": {"if": False, "else": {}}}},
             "/properties/a: if is not supported",
         ),
+        ({"nullable": True, "$ref": "#/$defs/a"}, "nullable without type"),
         ({"anyOf": []}, "anyOf must not be empty"),
         ({"type": []}, "type must not be empty"),
         (
