@@ -274,6 +274,7 @@ class MessageWriter(Writer):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
         }
         self.blocks = self.whole["content"]
 
@@ -326,6 +327,9 @@ def _usage(told: Object) -> Object:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": told["completion_tokens"],
+        "output_tokens_details": {
+            "thinking_tokens": told["completion_tokens_details"]["reasoning_tokens"]
+        },
     }
 
 
@@ -336,4 +340,9 @@ def _stopped(end: End, called: bool) -> dict[str, Any]:
         Reason.LENGTH: "max_tokens",
         Reason.ABORT: None,  # for which the interface has no word
     }
-    return {"stop_reason": reasons[end.reason], "stop_sequence": end.text}
+    # the details are of refusals, and clients take them from every end
+    return {
+        "stop_reason": reasons[end.reason],
+        "stop_sequence": end.text,
+        "stop_details": None,
+    }

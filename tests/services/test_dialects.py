@@ -94,6 +94,9 @@ def test_a_message_says_what_a_chat_says(
     assert text == block.text
     assert [each.text for each in whole.content] == [block.text]
     assert whole.usage.output_tokens == made.usage.output_tokens
+    *_, last, _ = claude.messages.create(**brief, **fields, stream=True)
+    for told in (made, last.delta):
+        assert {"stop_reason", "stop_sequence", "stop_details"} <= told.model_fields_set
 
     stop = block.text[8:11]
     stopped = claude.messages.create(**brief, stop_sequences=[stop], **fields)

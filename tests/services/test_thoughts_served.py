@@ -95,6 +95,14 @@ def test_usage_counts_the_tokens_of_thoughts(cell: HttpCell) -> None:
     asks["text"] = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
     said = cell.openai().responses.create(**asks, extra_body={"thinking_token_budget": BUDGET})
     assert said.usage.output_tokens_details.reasoning_tokens == thought_tokens(choice)
+    turns: Any = {"model": "tiny", "max_tokens": 300}
+    turns["messages"] = [{"role": "user", "content": "def f"}]
+    turns["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
+        told = claude.messages.create(
+            **turns, extra_body={"thinking_token_budget": BUDGET, "temperature": 0.0}
+        )
+    assert told.usage.output_tokens_details.thinking_tokens == thought_tokens(choice)
 
 
 def test_a_forced_call_may_be_thought_about(cell: HttpCell) -> None:
