@@ -62,12 +62,18 @@ _URI = (
 )
 _URI_PARTS = 90
 _DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+_SECONDS = r"\d+([.,]\d+)?S"
+_DAYS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)"
+_HOURS = rf"T(\d+H(\d+M)?({_SECONDS})?|\d+M({_SECONDS})?|{_SECONDS})"
 _AHEAD = {  # common patterns with lookahead, and equivalents without
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+(\.\d*)?|\.\d+)$",  # pydantic's for decimals
     # zod's for mail addresses
     rf"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]{_DOMAIN}": (
         rf"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]{_DOMAIN}"
     ),
+    # zod's for durations
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": rf"^P(\d+W|{_DAYS}({_HOURS})?|{_HOURS})$",
 }
 _INMOST = 40  # deepest rewriting of a recursive schema, in steps
 _DEEPEST = 8  # chained references, nested parts
@@ -105,6 +111,7 @@ def rewritten(schema: Any) -> Any:
         if "const" in part and json.dumps(part.get("enum")) == json.dumps([part["const"]]):
             del part["enum"]
         _one_of_as_any_of(part, made)
+        _type_branches(part)
         _keys_as_properties(part, made)
         if isinstance(part.get("items"), list):
             part["prefixItems"] = part.pop("items")
@@ -145,6 +152,20 @@ def _refer_plainly(part: dict[str, Any], root: Any) -> None:
     name = re.sub("[~%/]", "-", reference.removeprefix("#/"))
     if found is not None and named.setdefault(name, found) is found:
         part["$ref"] = f"#/$defs/{name}"
+
+
+def _type_branches(part: dict[str, Any]) -> None:
+    """Gives the part's type to its branches that say none, in place."""
+    if "type" in part and "anyOf" in part:
+        part["anyOf"] = [
+            {"type": part["type"], **each} if isinstance(each, dict) and _untold(each) else each
+            for each in part["anyOf"]
+        ]
+
+
+def _untold(branch: dict[str, Any]) -> bool:
+    """Whether neither a type, nor values or branches tell what a branch is."""
+    return branch.keys().isdisjoint({"type", "const", "enum", *BRANCHES})
 
 
 def _typed_by_branches(part: dict[str, Any], root: Any) -> bool:

@@ -66,6 +66,10 @@ ZOD_EMAIL = (
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
     r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 )
+ZOD_DURATION = (
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+)
 NAMED = '{"properties":{"é":{"type":"integer"},"è":{}},"additionalProperties":{"type":"string"}}'
 HUNDRED = {
     "type": "object",
@@ -108,6 +112,9 @@ SCHEMAS = [
     (text(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), '"-0.5"', '"-."'),
     (text(format="email", minLength=1), '"a@b.cd"', '"a"'),
     (text(format="email", pattern=ZOD_EMAIL), '"a.b@c.de"', '"a..b@c.de"'),
+    (text(format="duration", pattern=ZOD_DURATION), '"P1Y2DT3H0.5S"', '"P1YT"'),
+    (text(format="duration", pattern=ZOD_DURATION), '"PT9M"', '"P"'),
+    (text(anyOf=[{"format": "ipv4"}, {"format": "ipv6"}]), '"::1"', '"1"'),
     (text(format="time", pattern=r"^\d\d:\d\d$|^$"), '"10:59"', '"10:59:59Z"'),
     (text(pattern=r"^[A-Z]{2}\d?$", minLength=1), '"AB"', '""'),
     (text(format="uri", maxLength=94), '"a://b:80/cdef"', '"a://b/cdefg"'),
