@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,18 +79,22 @@ def read(page: Path) -> list[Bug]:
 
 
 def node(name: str) -> str:
-    """What pytest calls it: `test_gumbel.py`, `test_a_time_is_a_logarithm`, `test_it_holds[4]`."""
-    return _nodes()[name.partition("[")[0]] + name[name.find("[") :] * ("[" in name)
+    """What pytest calls it: `test_gumbel.py`, `test_a_time_is_a_logarithm`, `test_it_holds[4]`.
+    Raises ValueError unless it is in one place."""
+    test, bracket, case = name.partition("[")
+    (found,) = _nodes()[test]
+    return found + bracket + case
 
 
 @functools.cache
-def _nodes() -> dict[str, str]:
-    found = {}
+def _nodes() -> dict[str, list[str]]:
+    found = defaultdict[str, list[str]](list)
     for path in (ROOT / "tests").rglob("test_*.py"):
         file = str(path.relative_to(ROOT))
         text = path.read_text(encoding="utf-8")
-        tests = re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
-        found |= {path.name: file, **{name: f"{file}::{name}" for name in tests}}
+        found[path.name].append(file)
+        for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE):
+            found[name].append(f"{file}::{name}")
     return found
 
 
