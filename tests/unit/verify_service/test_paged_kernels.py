@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.architectures.serving import prompt as tokens
 from tests.unit.verify_service.test_families import family
 from verify_service import graphs, kernels, self_test
+from verify_service.config import VerifyConfig
+from verify_service.loading import choose_runner
 from verify_service.model_runner import ModelRunner
 from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
 from verify_service.plan import Segment
@@ -45,6 +48,20 @@ def test_a_model_that_makes_all_logits_where_few_are_asked_for_is_told(
     cases = self_test.expected(target)
     monkeypatch.setattr(model, "forward", lambda logits_to_keep=0, **told: stock(**told))
     assert "differ" in (self_test.disagreement(ModelRunner(model, None, 128), cases) or "")
+
+
+def test_a_kernel_that_is_given_other_pages_is_not_served_with(
+    golden_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_pages(q: Any, k: Any, v: Any, at: Any, *how: Any) -> torch.Tensor:
+        return kernels.reference(q, k, v, replace(at, blocks=at.blocks.flip(1)), *how)
+
+    config = VerifyConfig(target="nowhere", kv_tokens=2048, page_size=PAGE)
+    for kernel, slot_page in ((kernels.reference, PAGE), (other_pages, 1)):
+        monkeypatch.setattr(kernels, "find", lambda *_, kernel=kernel: ("named", kernel))
+        runner = choose_runner(config, load_target(golden_target), None)
+        assert isinstance(runner, ModelRunner)
+        assert runner.slot_page == slot_page
 
 
 def test_windows_reach_the_kernel_and_caps_rule_it_out() -> None:
