@@ -404,9 +404,8 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
         "held_at_the_end": held,
         "neighbour_rounds": len(neighbour.said),
-        "neighbour_unchanged": all(
-            token == calm[at % room] for at, token in enumerate(neighbour.said)
-        ),
+        "neighbour_unchanged": bool(neighbour.said)
+        and all(token == calm[at % room] for at, token in enumerate(neighbour.said)),
         "p50_refusal_ms": round(1e3 * quantile(single.took, 0.5), 3),
         "p99_refusal_ms": round(1e3 * quantile(single.took, 0.99), 3),
         "honest_round_trip_ms": {f"p{p}": round(quantile(honest_ms, p / 100), 3) for p in (50, 99)},

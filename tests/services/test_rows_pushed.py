@@ -53,7 +53,9 @@ async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool
     stream = RowStream(worker, sink, loop, came, lambda _, why: heard.append(why))
     for _ in range(3):
         stream.push(ROWS)
-    await asyncio.wait_for(asyncio.wrap_future(stream.ended), 20)
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(stream.ended), 20)
+    finally:
+        await server.stop(0)
     assert heard == (["a bug"] if bug else [1, 2, "the drafter ended the stream"])
     assert metrics.value("feature_rows_total", direction="sent") >= 8
-    await server.stop(0)

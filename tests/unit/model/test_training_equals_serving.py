@@ -39,7 +39,7 @@ def test_each_training_block_equals_the_served_block(made: str) -> None:
 def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
     drafter, generator = tiny_drafter("vanilla").eval(), torch.Generator().manual_seed(4)
     lengths = (13, 30, 7)
-    features, ids = zip(*(text(drafter, length) for length in lengths), strict=True)
+    features, ids = zip(*(text(drafter, n, seed=n) for n in lengths), strict=True)
     anchors = [
         draw_anchors(torch.ones(n, dtype=torch.bool), 5, generator=generator) for n in lengths
     ]
