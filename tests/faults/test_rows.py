@@ -10,6 +10,7 @@ import pytest
 
 from faults import __main__ as runner
 from faults import report
+from faults.rows.program import statement
 from faults.rows.table import LONG, QUICK, Entry
 
 ROWS = Path(__file__).parent / "rows"
@@ -53,6 +54,26 @@ def test_rows_are_saved_and_take_the_place_of_older_ones(tmp_path: Path) -> None
         ("b", "r01_two --long"),
     ]
     assert all({"command", "commit", "machine", "date"} <= row.keys() for row in rows)
+
+
+def test_a_statement_holds_where_every_bar_does_and_others_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert statement("9", "a name", 1, {"one": True, "two": 3}).holds is True
+    assert capsys.readouterr().err == ""
+    row = statement("9", "a name", 1, {"one": True, "two": 0, "three": []})
+    assert (row.bar, row.holds) == ("one; two; three", False)
+    assert capsys.readouterr().err == "row 9 misses: two\nrow 9 misses: three\n"
+
+
+def test_a_program_that_takes_too_long_is_ended_and_told_as_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PATIENCE", 0.001)
+    (ended,) = runner.run([Entry("r24_retry_storm", 15.0)], jobs=1)
+    row = json.loads(capsys.readouterr().out)
+    assert (ended.status != 0, row["row"], row["holds"]) == (True, "24", False)
+    assert "took longer than" in row["value"]["error"]
 
 
 def test_a_program_that_gives_no_row_is_told_as_missing(capsys: pytest.CaptureFixture[str]) -> None:
