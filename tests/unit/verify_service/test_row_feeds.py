@@ -12,7 +12,7 @@ from synthetic_file import synthetic_document
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
-from dspark.wire.v1 import features_pb2
+from dspark.wire.v1 import features_pb2, types_pb2
 from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
@@ -151,3 +151,13 @@ def test_a_stream_that_breaks_loses_the_drafter_once_and_its_rows_are_counted(fe
     assert len(feeds.told) == 1, "and what the former one says is of no more use"
     feeds.feeds.forget(DRAFTER)
     assert feeds.streams[1].closed
+
+
+def test_rows_that_a_drafter_refuses_are_given_up_and_counted(feeds: Feeds) -> None:
+    feeds.send(1)
+    (stream,) = feeds.streams
+    refused = [types_pb2.SequenceRef(sequence=1, epoch=0)]
+    stream.came(stream, features_pb2.FeatureAck(refused=refused))
+    dropped = {"kind": "feature_chunk", "reason": "refused_by_sink"}
+    assert feeds.metrics.value("dropped_total", **dropped) == 1
+    assert feeds.feeds.overdue_at() is None, "nobody waits for them"
