@@ -30,7 +30,7 @@ def judge(target: Path, setting: Setting, sampled: Sampled) -> dict[str, Any]:
     found: dict[str, float] = {}
     counts = np.zeros((len(PROMPTS), *[VOCABULARY] * LENGTH), np.int64)
     for (number, ids), count in sampled.answers.items():
-        counts[number, *ids] = count
+        counts.flat[np.ravel_multi_index((number, *ids), counts.shape)] = count
     for number, law in enumerate(laws(target, setting.kind)):
         told = p_values(law, counts[number].ravel(), vocabulary=VOCABULARY, length=LENGTH)
         found |= {f"prompt {number + 1}, {name}": value for name, value in told.items()}
