@@ -96,7 +96,7 @@ class UnderWay:
                 log.error("step.failed", sequences=len(indices), exc_info=error)
                 _spoil(executed.prepared)
                 continue
-            tokens += executed.prepared.tokens
+            tokens += sum([row.tokens for row in executed.prepared.rows])
             outcomes |= dict(zip(indices, committed, strict=True))
             prefill_tokens += sum(len(chunk.token_ids) for chunk in executed.prepared.chunks)
         saw = [executed.saw for _, executed in self._ran]
