@@ -87,7 +87,7 @@ def test_rows_go_in_pieces_without_a_gap_and_their_drafter_is_ready_once_all_hav
 ) -> None:
     feeds.send(1)
     (stream,) = feeds.streams
-    while not feeds.told and len(stream.pushed) <= ROWS // BULK_ROWS:
+    for _ in range(ROWS // BULK_ROWS):
         feeds.came(1, stream.pushed[-1].start + len(stream.pushed[-1].token_ids))
     pieces = [(run.start, run.start + len(run.token_ids)) for run in stream.pushed]
     assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
