@@ -124,16 +124,16 @@ def test_reading_the_command_line_loads_no_torch() -> None:
 
 
 def test_a_signal_ends_several_workers_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[object] = []
-
     def train(*_: object, **__: object) -> Path:
-        found.append(signal.getsignal(signal.SIGTERM))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
         raise DsparkError("no cluster")
 
     monkeypatch.setattr(train_workers, "train_with_workers", train)
-    before = signal.getsignal(signal.SIGTERM)
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in ends]
     try:
         assert main(["train", *REQUIRED, "--workers", "2"]) == 1
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert found == [signal.default_int_handler]
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
