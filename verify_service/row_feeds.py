@@ -36,7 +36,6 @@ Key = tuple[int, int]  # sequence, epoch
 class _Feed:
     next: int  # rows below this one were sent
     stop: int
-    since: float  # last progress of this or another feed to the same drafter
 
 
 @dataclass(slots=True)
@@ -48,6 +47,12 @@ class _Fed:
     stream: RowStream | None = None
     away: deque[int] = field(default_factory=deque)  # rows of each message not acknowledged
     acknowledged: int = 0  # messages of the stream
+    since: float = 0.0  # last progress, or when it got something to do
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has to take rows, of sequences that left too."""
+        return bool(self.feeds or self.away)
 
 
 class RowFeeds:
@@ -71,8 +76,9 @@ class RowFeeds:
         """Starts sending: the drafter has opened this context."""
         fed = self._fed[drafter]
         fed.opened.add(key)
-        if (feed := fed.feeds.get(key)) is not None:
-            feed.since = time.monotonic()
+        if key in fed.feeds:
+            if not fed.away:  # else opening is no progress
+                fed.since = time.monotonic()
             self._go_on(fed)
 
     def send(self, asked: SendRows, sink: Sink) -> None:
@@ -86,9 +92,11 @@ class RowFeeds:
                 lambda stream, ack: self._tell(lambda: self._came(asked.drafter, stream, ack)),
                 lambda stream, why: self._tell(lambda: self._lost(asked.drafter, stream, why)),
             )
+        if not fed.busy:
+            fed.since = time.monotonic()
         feed = fed.feeds.get(key)
         if feed is None:
-            fed.feeds[key] = _Feed(asked.start, asked.stop, time.monotonic())
+            fed.feeds[key] = _Feed(asked.start, asked.stop)
         else:
             feed.stop = max(feed.stop, asked.stop)
         self._go_on(fed)
@@ -120,16 +128,16 @@ class RowFeeds:
             self.forget(drafter)
 
     def overdue_at(self) -> float | None:
-        """When the first feed is overdue, in monotonic seconds; None without feeds."""
-        since = (feed.since for fed in self._fed.values() for feed in fed.feeds.values())
+        """When the first drafter is overdue, in monotonic seconds; None without a busy one."""
+        since = (fed.since for fed in self._fed.values() if fed.busy)
         return min((each + self._patience_s for each in since), default=None)
 
     def overdue(self, now: float) -> list[DrafterLost]:
-        """Drafters with a feed without progress for too long."""
+        """Drafters that take no rows for too long."""
         return [
             DrafterLost(drafter, "lost: it takes no rows")
             for drafter, fed in self._fed.items()
-            if any(now >= feed.since + self._patience_s for feed in fed.feeds.values())
+            if fed.busy and now >= fed.since + self._patience_s
         ]
 
     def _go_on(self, fed: _Fed) -> None:
@@ -161,12 +169,10 @@ class RowFeeds:
         fed, ready = self._fed.get(drafter), list[Told]()
         if fed is None or fed.stream is not stream:
             return ()
-        if fed.away and fed.acknowledged < ack.chunks:
-            # feeds share the limit, so an acknowledgement is progress for all of them
-            now = time.monotonic()
-            for each in fed.feeds.values():
-                each.since = now
-        while fed.away and fed.acknowledged < ack.chunks:
+        done = min(ack.chunks, stream.sent)  # a drafter may be wrong about what it took
+        if fed.acknowledged < done:
+            fed.since = time.monotonic()
+        while fed.acknowledged < done:
             fed.away.popleft()
             fed.acknowledged += 1
         for mark in ack.watermarks:

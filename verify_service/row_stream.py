@@ -59,6 +59,7 @@ class RowStream:
         self._worker, self._sink, self._loop = worker, sink, loop
         self._came, self._lost = came, lost
         self._waiting: asyncio.Queue[FeatureRun] = asyncio.Queue()
+        self.sent = 0  # runs of rows that left the queue
         self.ended = asyncio.run_coroutine_threadsafe(self._run(), loop)
 
     def push(self, run: FeatureRun) -> None:
@@ -94,6 +95,7 @@ class RowStream:
         metrics = self._worker.metrics
         while True:
             run = await self._waiting.get()
+            self.sent += 1
             chunk = features_pb2.FeatureChunk(
                 sink_incarnation=self._sink.incarnation,
                 source_incarnation=self._worker.incarnation,

@@ -31,10 +31,15 @@ class Stream:
         *_, self.came, self.lost = ends
         self.pushed: list[FeatureRun] = []
         self.taken = 0
+        self.stuck = 0  # of those pushed, how many wait
         self.closed = False
 
     def push(self, run: FeatureRun) -> None:
         self.pushed.append(run)
+
+    @property
+    def sent(self) -> int:
+        return len(self.pushed) - self.stuck
 
     def close(self) -> None:
         self.closed = True
@@ -116,6 +121,19 @@ def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(fe
     assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
 
 
+def test_a_drafter_that_takes_nothing_is_given_up_although_every_sequence_leaves(
+    feeds: Feeds,
+) -> None:
+    for sequence in (1, 2, 1):
+        feeds.feeds.opened(DRAFTER, (sequence, 0))
+        feeds.send(sequence)
+        feeds.now += 0.4 * PATIENCE_S
+        feeds.feeds.close(DRAFTER, (sequence, 0))
+    assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
+    feeds.feeds.forget(DRAFTER)
+    assert feeds.feeds.overdue_at() is None
+
+
 @pytest.mark.parametrize("feeds", [{"push_queue_rows": 2 * BULK_ROWS}], indirect=True)
 def test_no_more_rows_are_on_their_way_than_may_wait(feeds: Feeds) -> None:
     """Rows without bytes, those of a language model, are bounded by nothing else; rows of a
@@ -129,6 +147,9 @@ def test_no_more_rows_are_on_their_way_than_may_wait(feeds: Feeds) -> None:
     feeds.feeds.opened(DRAFTER, (2, 0)), feeds.send(2)
     feeds.came(1, BULK_ROWS)
     assert len(feeds.streams[0].pushed) == 3, "as much as was taken"
+    feeds.streams[0].stuck, feeds.streams[0].taken = 2, 99
+    feeds.came(1, BULK_ROWS)
+    assert len(feeds.streams[0].pushed) == 3, "whatever it says that it took"
     feeds.feeds.forget(DRAFTER)
     dropped = {"kind": "feature_rows", "reason": "unacknowledged"}
     assert feeds.metrics.value("dropped_total", **dropped) == 2 * BULK_ROWS
@@ -157,7 +178,7 @@ def test_rows_that_a_drafter_refuses_are_given_up_and_counted(feeds: Feeds) -> N
     feeds.send(1)
     (stream,) = feeds.streams
     refused = [types_pb2.SequenceRef(sequence=1, epoch=0)]
-    stream.came(stream, features_pb2.FeatureAck(refused=refused))
+    stream.came(stream, features_pb2.FeatureAck(chunks=len(stream.pushed), refused=refused))
     dropped = {"kind": "feature_chunk", "reason": "refused_by_sink"}
     assert feeds.metrics.value("dropped_total", **dropped) == 1
     assert feeds.feeds.overdue_at() is None, "nobody waits for them"
