@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -227,12 +228,9 @@ class KVBlockPool:
 
 
 def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
-    """Concatenates the slot ids, or positions, of several runs."""
-    each = (
-        np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
-        for part in parts
-    )
-    return np.concatenate(list(each))
+    """Concatenates the slot ids, or positions, of several runs. One by one, because a round has
+    many runs of a few."""
+    return np.fromiter(chain.from_iterable(parts), np.int64)
 
 
 def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

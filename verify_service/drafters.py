@@ -15,7 +15,15 @@ import structlog
 
 from dspark.errors import PeerError
 from dspark.rounds.control import Admission, DrafterAt, Use
-from dspark.rounds.events import BlocksCame, DrafterEvent, DrafterLost, OrderRow, SendOrder, Told
+from dspark.rounds.events import (
+    BlocksCame,
+    DrafterEvent,
+    DrafterLost,
+    OrderRow,
+    PassRow,
+    SendOrder,
+    Told,
+)
 from dspark.runtime.worker import Worker
 from dspark.types import EmptyReason, RefusalReason
 from dspark.wire import codec, orders
@@ -46,7 +54,7 @@ class OutstandingOrder(NamedTuple):
 
 
 class AnsweredOrder(NamedTuple):
-    """The blocks of an order, with its times. Kept by blocks until their pass is
+    """The blocks of an order, with its times. Kept by its sequences until their pass is
     reported."""
 
     order: int
@@ -56,13 +64,6 @@ class AnsweredOrder(NamedTuple):
     sent: float  # monotonic seconds
     came: float
     draft_s: float  # device time of the drafter's pass
-
-
-class HeldBlock(NamedTuple):
-    """One sequence's block: a row of an answer."""
-
-    row: int
-    answer: AnsweredOrder
 
 
 @dataclass(slots=True)
@@ -101,7 +102,6 @@ class Drafters:
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
         self._known: dict[int, _KnownPeer] = {}
         self._orders: dict[int, OutstandingOrder] = {}
-        self.blocks: dict[tuple[int, int], HeldBlock] = {}  # newest, by sequence and epoch
 
     # Called for the coordinator.
 
@@ -322,24 +322,19 @@ class Drafters:
         answer = AnsweredOrder(
             message.order, drafter, known.version, blocks, order.sent, came, draft_s
         )
-        for row, asked in enumerate(order.rows):
-            key = (asked.sequence, asked.epoch)
-            held = self.blocks.get(key)
-            if key in self._admitted and (held is None or held.answer.order < answer.order):
-                self.blocks[key] = HeldBlock(row, answer)
         why = [_WHY[reason] for reason in blocks.empty_reasons]
-        return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why)
+        return BlocksCame(message.order, blocks.confidences(), blocks.watermarks, why, answer)
 
-    def judged(self, spoilt: Sequence[HeldBlock], sound: Sequence[HeldBlock]) -> list[Told]:
+    def judged(self, spoilt: Sequence[PassRow], sound: Sequence[PassRow]) -> list[Told]:
         """Counts answers whose blocks were in a pass; drafters with too many bad ones are lost.
-        spoilt: blocks that the pass found unsound; sound: those that it judged. Blocks without a
-        slot to judge are neither."""
+        spoilt: rows whose blocks the pass found unsound; sound: those that it judged. Blocks
+        without a slot to judge are neither."""
         lost: list[Told] = []
-        for held in spoilt:
-            held.answer.blocks.spoil([held.row])
+        for row in spoilt:
+            row.answer.blocks.spoil([row.place])
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-        good = {held.answer.order for held in sound}
-        for order, answer in {each.answer.order: each.answer for each in (*spoilt, *sound)}.items():
+        good, bad = ({row.answer.order: row.answer for row in rows} for rows in (sound, spoilt))
+        for order, answer in {**bad, **good}.items():
             known = self._known.get(answer.drafter)
             whole = len(answer.blocks.spoilt) == len(answer.blocks.lengths)
             if known is None or known.stream is None or not (whole or order in good):

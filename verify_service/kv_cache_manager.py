@@ -99,8 +99,10 @@ class KVCacheManager:
 
     def grow(self, state: CachedSequence, tokens: int) -> bool:
         """Grows a sequence to `tokens` in all; returns False and changes nothing without pages."""
-        missing = self.pool.missing(state, tokens)
-        return not missing or (self._make_free(missing) and self.pool.grow(state, tokens))
+        pool = self.pool
+        return pool.grow(state, tokens) or (
+            self._make_free(pool.missing(state, tokens)) and pool.grow(state, tokens)
+        )
 
     def grow_within(self, state: CachedSequence, least: int, more: int) -> int | None:
         """Grows to `least` tokens and as many of `more` as pages allow; returns how many of
@@ -171,7 +173,8 @@ class KVCacheManager:
 
     def where(self, runs: Sequence[tuple[CachedSequence, int, int]]) -> Slots:
         """Slots of runs of (sequence, first position, number of tokens), concatenated."""
-        found = [self.slots(state, start, start + count) for state, start, count in runs]
+        slots = self.pool.slots
+        found = [slots(state, start, start + count) for state, start, count in runs]
         return found[0] if len(found) == 1 else together(found)
 
     def rows(self, state: CachedSequence, start: int, stop: int) -> FeatureRun:
@@ -186,11 +189,10 @@ class KVCacheManager:
         for sequence, epoch, _, committed_len, _, _, start in asked:
             state, count, mask = self.states.get(sequence), 0, b""
             if state is not None and state.epoch == epoch:
-                mask = state.first_mask
-                if state.keep_features:
-                    count = max(min(committed_len - 1, state.cached) - start, 0)
-                if count:
-                    token_ids += state.token_ids[start : start + count]
+                mask, stop = state.first_mask, min(committed_len - 1, state.cached)
+                if state.keep_features and stop > start:
+                    count = stop - start
+                    token_ids += state.token_ids[start:stop]
                     runs.append((state, start, count))
             counts.append(count)
             masks.append(mask)

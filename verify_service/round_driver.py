@@ -87,6 +87,7 @@ class RoundDriver:
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
+        self.grow = self._engine.grow
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
@@ -387,13 +388,9 @@ class RoundDriver:
         if event.what != "late":
             self._drafters.let_go(event.drafter)
 
-    def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
-        return self._engine.grow(sequence, epoch, committed_len, slots)
-
     def free(self, sequence: int, epoch: int) -> None:
         self._engine.release(sequence, epoch)
         self._admitted.pop((sequence, epoch), None)
-        self._drafters.blocks.pop((sequence, epoch), None)
         self._worker.note_load()
 
 

@@ -20,7 +20,7 @@ from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import Judged
-from verify_service.drafters import Drafters, HeldBlock
+from verify_service.drafters import AnsweredOrder, Drafters
 from verify_service.engine_core import EngineCore
 from verify_service.sequences import VerifyItem, failed
 from verify_service.under_way import UnderWay
@@ -34,9 +34,7 @@ class Running(NamedTuple):
     number: int
     cohort: int
     rows: Sequence[PassRow]
-    items: Sequence[VerifyItem]  # of the rows that could be prepared
-    refused: dict[int, Refusal]  # the others, by sequence
-    blocks: dict[int, HeldBlock]  # by sequence
+    refused: dict[int, Refusal]  # rows that could not be prepared, by sequence
     step: UnderWay
 
 
@@ -45,7 +43,7 @@ class Ran(NamedTuple):
 
     running: Running
     judged: Judged
-    drawn: dict[int, Verdict | Refusal]  # by sequence
+    drawn: Sequence[Verdict | Refusal]  # of each row
     ended: float
 
 
@@ -70,30 +68,22 @@ class RoundPasses:
         raises."""
         items: list[VerifyItem] = []
         refused: dict[int, Refusal] = {}
-        blocks: dict[int, HeldBlock] = {}
         for row in run.rows:
-            # taken out, as it keeps the blocks of its whole order in memory
-            held = self._drafters.blocks.pop((row.sequence, row.epoch), None)
-            if held is not None and held.answer.order == row.order:
-                blocks[row.sequence] = held
             try:
-                items.append(self._item(row, blocks.get(row.sequence)))
+                items.append(self._item(row))
             except Exception as error:
                 refused[row.sequence] = failed(row.sequence, error)
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        step = self._engine.begin(items)
-        return Running(run.number, cohort, run.rows, items, refused, blocks, step)
+        return Running(run.number, cohort, run.rows, refused, self._engine.begin(items))
 
-    def _item(self, row: PassRow, held: HeldBlock | None) -> VerifyItem:
+    def _item(self, row: PassRow) -> VerifyItem:
         ids: tuple[int, ...] = ()
         q, version = NO_Q, ""
         if row.prefix:
-            if held is None:
-                raise RuntimeError(f"order {row.order} is to be judged, and its block is not here")
-            ids, q = held.answer.blocks.drafted(held.row, row.prefix)
-            version = (
-                "" if self._admitted[row.sequence, row.epoch].repeatable else held.answer.version
-            )
+            answer: AnsweredOrder = row.answer
+            ids, q = answer.blocks.drafted(row.place, row.prefix)
+            if not self._admitted[row.sequence, row.epoch].repeatable:
+                version = answer.version
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
     def ended(self, running: Running) -> list[Told]:
@@ -102,19 +92,17 @@ class RoundPasses:
         if running.step.failure is not None:
             # the device failed, not a sequence
             return [PassEnded(running.number, [None] * len(running.rows))]
-        spoilt: list[HeldBlock] = []
-        sound: list[HeldBlock] = []
-        drawn: dict[int, Verdict | Refusal] = {**running.refused}  # by sequence
-        for item, outcome in zip(running.items, judged.outcomes, strict=True):
-            sequence = item.cursor.sequence
-            drawn[sequence] = outcome
-            if isinstance(outcome, Verdict) and item.draft_ids:
-                (spoilt if outcome.spoilt else sound).append(running.blocks[sequence])
+        outcomes = iter(judged.outcomes)
+        drawn = [running.refused.get(row.sequence) or next(outcomes) for row in running.rows]
+        spoilt: list[PassRow] = []
+        sound: list[PassRow] = []
+        for row, outcome in zip(running.rows, drawn, strict=True):
+            if row.prefix and isinstance(outcome, Verdict):
+                (spoilt if outcome.spoilt else sound).append(row)
         self._ran[running.number] = Ran(running, judged, drawn, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        told = PassEnded(running.number, [drawn.get(row.sequence) for row in running.rows])
-        return [told, *self._drafters.judged(spoilt, sound)]
+        return [PassEnded(running.number, drawn), *self._drafters.judged(spoilt, sound)]
 
     def _note(self, judged: Judged) -> None:
         metrics = self._metrics
@@ -150,9 +138,10 @@ class RoundPasses:
         )
 
     def _timing(self, ran: Ran) -> Timing:
-        answers = [held.answer for held in ran.running.blocks.values()]
+        rows = ran.running.rows
+        answers: list[AnsweredOrder] = [row.answer for row in rows if row.answer is not None]
         forward_s = ran.judged.forward_ns * 1e-9
-        whose = (item.cursor.sequence for item in ran.running.items)
+        whose = [row.sequence for row in rows]
         round_s = self._spans.ended(ran.running.cohort, whose, ran.ended, forward_s)
         sent = min((each.sent for each in answers), default=0.0)
         waited = max((each.came for each in answers), default=0.0) - sent
@@ -160,8 +149,9 @@ class RoundPasses:
         return Timing(forward_s, round_s, draft_s, waited)
 
     def _logprobs(self, ran: Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
-        drawn = ((each, ran.drawn[each.sequence]) for each in rounds)
-        told = [one.logprobs[: len(each.tokens)] for each, one in drawn if isinstance(one, Verdict)]
+        rows = zip(ran.running.rows, ran.drawn, strict=True)
+        drawn = {row.sequence: one for row, one in rows if isinstance(one, Verdict)}
+        told = [drawn[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
         return told if any(told) else ()
 
 

@@ -152,7 +152,7 @@ class SyntheticVerifyEngine(EngineCore):
         outcomes: list[Verdict | Refusal] = []
         grown: list[tuple[CachedSequence, Sequence[int]]] = []
         for item, state, _, said in batch.rows:
-            drawn = said[: 1 + len(item.draft_ids)]
+            drawn = said[:1] if item.spoilt else said
             grown.append((state, drawn))
             state.round = item.cursor.round
             outcomes.append(Verdict(drawn, len(item.draft_ids), item.spoilt))

@@ -1,15 +1,16 @@
 """The events that `RoundLoop` takes and the actions it returns: plain tuples, without tensors,
 streams or tokens of a block.
 
-Token ids, probabilities and rows of a block stay with the loop's driver, which finds them by order
-and sequence. A loop never uses the number of an order or a pass twice.
+Token ids, probabilities and rows of a block stay with the loop's driver: it hands over its record
+of an answer with the blocks, and gets it back with the rows of a pass. A loop never uses the number
+of an order or a pass twice.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspark.types import Refusal, Verdict
 
@@ -87,6 +88,7 @@ class BlocksCame(NamedTuple):
     confidence: Sequence[Sequence[float]]  # of the drafted slots; an empty row is an empty block
     watermarks: Sequence[int]  # feature rows the drafter holds without a gap
     why_empty: Sequence[str] = ()  # of each row, "" for a block that is not empty
+    answer: Any = None  # the driver's record of it, never looked into
 
 
 class DrafterLost(NamedTuple):
@@ -170,15 +172,17 @@ class SendOrder(NamedTuple):
 
 
 class PassRow(NamedTuple):
-    """A sequence in a pass: its anchor, and the first `prefix` slots of the block of `order`."""
+    """A sequence in a pass: its anchor, and the first `prefix` slots of its block, the one at
+    `place` of `answer`."""
 
     sequence: int
     epoch: int
     round: int
     committed_len: int
     anchor: int
-    order: int
     prefix: int
+    answer: Any  # None: it has no block
+    place: int
 
 
 class RunPass(NamedTuple):

@@ -73,9 +73,9 @@ class Leaving:
         for each in self._live.values():
             each.starved = False
 
-    def make_room(self, sequence: SequenceState) -> bool:
-        """Lets the youngest of all settle, as a sequence found no page; returns whether to ask
-        again at once.
+    def make_room(self, sequence: SequenceState) -> None:
+        """Lets the youngest of all settle, as a sequence found no page. This one stays ready if
+        pages were freed at once; else it waits.
 
         The choice does not depend on what was drawn. One leaves at a time; the others wait.
         """
@@ -84,14 +84,11 @@ class Leaving:
             youngest = max(staying, key=lambda each: each.number)
             youngest.leaving = Why.OUT_OF_PAGES
             self.settle(youngest)
-            if youngest is sequence:
-                return False
-            if youngest.state is GONE:
-                return True
+            if youngest is sequence or youngest.state is GONE:
+                return
         sequence.left_empty("out of pages")
         sequence.apply(STARVED)
         sequence.starved = True
-        return False
 
     def _forget(self, sequence: SequenceState) -> None:
         feeding.close(sequence, self._ask)

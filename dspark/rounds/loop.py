@@ -286,6 +286,7 @@ class RoundLoop:
             else:
                 slots, sequence.rows_held = sequence.terms.slots, sequence.rows_sent
                 sequence.block, sequence.why_empty = told.confidence[place][:slots], reasons[place]
+                sequence.answer, sequence.place = told.answer, place
                 sequence.apply(BLOCK_CAME)
 
     def _without_block(self, sequence: SequenceState, why: str) -> None:

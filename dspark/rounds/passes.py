@@ -28,8 +28,9 @@ class KVCache(Protocol):
         ...
 
 
-# Takes out the youngest, for a sequence that found no page; returns whether to ask again at once.
-MakeRoom = Callable[[SequenceState], bool]
+# Takes out the youngest, for a sequence that found no page. That one stays ready if there is room
+# at once; else it waits, or has left.
+MakeRoom = Callable[[SequenceState], None]
 
 
 class Passes:
@@ -53,12 +54,16 @@ class Passes:
         """Fixes the prefixes of these sequences and begins a pass; None when none found a page."""
         rows = sorted(ready, key=lambda sequence: sequence.number)
         wanted = prefixes([each.block for each in rows], [each.terms for each in rows])
-        taken = []
+        grow = self._cache.grow
         for sequence, slots in zip(rows, wanted, strict=True):
-            if self._pages(sequence, slots, make_room):
-                taken.append(sequence)
-        # the youngest may have made room
-        taken = [sequence for sequence in taken if sequence.state is READY]
+            while sequence.state is READY:
+                given = grow(sequence.number, sequence.epoch, sequence.committed_len, slots)
+                if given is not None:
+                    sequence.prefix = given
+                    break
+                make_room(sequence)
+        # the others wait for pages, or made room
+        taken = [sequence for sequence in rows if sequence.state is READY]
         if not taken:
             return None
         self._last += 1
@@ -67,18 +72,8 @@ class Passes:
         for each in taken:
             each.apply(PASS_BEGAN)
             at = (each.number, each.epoch, each.round, each.committed_len, each.anchor)
-            asked.append(PassRow(*at, each.order, each.prefix))
+            asked.append(PassRow(*at, each.prefix, each.answer, each.place))
         return RunPass(self._last, asked)
-
-    def _pages(self, sequence: SequenceState, slots: int, make_room: MakeRoom) -> bool:
-        while sequence.state is READY:
-            given = self._cache.grow(sequence.number, sequence.epoch, sequence.committed_len, slots)
-            if given is not None:
-                sequence.prefix = given
-                return True
-            if not make_room(sequence):
-                break
-        return False
 
     def hold(self, sequence: SequenceState) -> bool:
         """Whether the sequence is in a pass that has not ended."""

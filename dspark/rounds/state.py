@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dspark.rounds.bounds import kept
 from dspark.rounds.events import Why
@@ -117,6 +118,8 @@ class SequenceState:
     asked: int = 0  # the drafter its block was ordered from; 0: none
     terms: Terms = PLAIN  # frozen when the order is sent
     block: Sequence[float] = ()  # confidences of the drafted slots that may count
+    answer: Any = None  # what the driver keeps of its order's blocks; None: it has no block
+    place: int = 0  # of its block there
     why_empty: str = ""
     prefix: int = 0
 
@@ -142,7 +145,7 @@ class SequenceState:
         """Makes its block empty. An empty block is an ordinary block, and uses up the anchor like
         any other."""
         self.why_empty, self.ordered_len = why, self.committed_len
-        self.block, self.order, self.prefix = (), 0, 0
+        self.block, self.answer, self.order, self.prefix = (), None, 0, 0
 
     def commit(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Moves the cursor past the tokens that a round or the prefill drew; returns those up to
@@ -154,5 +157,5 @@ class SequenceState:
         self.anchor = said[-1] if said else self.anchor
         self.round += 1
         self.order = self.asked = self.prefix = 0
-        self.terms, self.block, self.why_empty = PLAIN, (), ""
+        self.terms, self.block, self.answer, self.why_empty = PLAIN, (), None, ""
         return said

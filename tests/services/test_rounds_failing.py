@@ -249,19 +249,6 @@ async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
         await so_far(v, conductor, [second], lambda: verified(second))
 
 
-async def test_nothing_is_kept_of_a_block_that_was_judged(pair: str) -> None:
-    """It would hold all that came for its order, for as long as its sequence goes on without
-    drafts."""
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        conductor.know(1, d)
-        answers = some(conductor, 3)
-        await until(lambda: all(map(verified, answers)))
-        conductor.set(planned(PlanKind.OFF, 0, window=2))
-        await until(lambda: all(each.rounds[-1].why_empty == "off" for each in answers))
-        assert [each.blocks for each in drafters_of(v)] == [{}]
-        await so_far(v, conductor, answers, lambda: True)
-
-
 async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(pair: str) -> None:
     plan = planned(PlanKind.FIXED, BLOCK, window=0)
     async with verifier(pair) as v, drafter(pair) as d, conducting(v, plan) as conductor:

@@ -91,7 +91,7 @@ class Stand:
         run = (
             None
             if self.run is None
-            else tuple((row.sequence, row.order > 0, row.prefix) for row in self.run.rows)
+            else tuple((row.sequence, row.answer, row.prefix) for row in self.run.rows)
         )
         places = (*self.lengths, *self.epochs, *self.prefills, len(self.late))
         return (places, tuple(stands), tuple(plans), ordered, run)
@@ -256,10 +256,8 @@ class Walk:
                 after.order = None
                 if self._setting.meanwhile is not None:
                     self._tell(after, self._setting.meanwhile(sure))
-                self._tell(
-                    after,
-                    BlocksCame(order.order, sure, [row.committed_len - 1 for row in order.rows]),
-                )
+                held = [row.committed_len - 1 for row in order.rows]
+                self._tell(after, BlocksCame(order.order, sure, held, answer=True))
 
             chance = 1.0
             for draft in drafts:

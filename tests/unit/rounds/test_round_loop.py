@@ -379,7 +379,17 @@ def test_a_cohort_waits_for_all_of_its_blocks() -> None:
     second = of(verifier.said, SendOrder)[1]
     assert not of(verifier.blocks(second, (0.9,)), RunPass)
     run = only(verifier.blocks(first, (0.9,)), RunPass)
-    assert [row.order for row in run.rows] == [first.order, second.order]
+    assert [row.answer for row in run.rows] == [first, second]
+
+
+def test_a_row_names_the_answer_with_its_block_and_its_place_there_until_it_is_judged() -> None:
+    verifier = Verifier(priced(window=0))
+    order = only(verifier.prefilled(1, 2), SendOrder)
+    run = only(verifier.blocks(order, (0.9,), (0.9,)), RunPass)
+    assert [(row.answer, row.place) for row in run.rows] == [(order, 0), (order, 1)]
+    verifier.ended(run)
+    assert (held := verifier.loop.sequence(1)) is not None
+    assert held.answer is None, "else it stays in memory for as long as the sequence waits"
 
 
 def test_a_cohort_waits_for_acknowledgements_as_long_as_for_a_block_and_no_longer() -> None:

@@ -86,7 +86,7 @@ class Verifier:
     def blocks(self, order: SendOrder, *confidence: Sequence[float]) -> list[Action]:
         """The drafter answers with a row for each of the order's."""
         marks = [row.committed_len - 1 for row in order.rows]
-        return self.tell(BlocksCame(order.order, confidence, marks))
+        return self.tell(BlocksCame(order.order, confidence, marks, answer=order))
 
     def ended(self, run: RunPass, accepted: int = 0, token: int = 3) -> list[Action]:
         """The pass ends, with as many drafted tokens kept in every row as its prefix allows."""

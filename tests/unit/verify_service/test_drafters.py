@@ -13,7 +13,15 @@ from engine_steps import take_in
 from synthetic_file import synthetic_document
 
 from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, SendOrder, Told
+from dspark.rounds.events import (
+    Admit,
+    BlocksCame,
+    DrafterLost,
+    OrderRow,
+    PassRow,
+    SendOrder,
+    Told,
+)
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
@@ -90,14 +98,12 @@ def test_blocks_answer_the_order_that_they_name(pair: Pair) -> None:
     answer.forward_ns = 1 << 62
     pair[1].said.put(answer)
     told = verifier.next()
-    assert told.order == 4
-    done = verifier.drafters.blocks[1, 0].answer
-    assert done.order == 4
+    done = told.answer
+    assert told.order == done.order == 4
     assert 0.0 < done.draft_s <= done.came - done.sent, "whatever it says of itself"
     pair[0].said.put(blocks(3))
     told = verifier.next()
-    assert told.order == 3
-    assert verifier.drafters.blocks[1, 0].answer is done, "what was asked for later stays"
+    assert told.order == told.answer.order == 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,6 @@ def test_blocks_for_an_order_that_was_not_given_are_nobodys(pair: Pair, order: i
     told = verifier.next()
     assert told.drafter == 1
     assert f"blocks.order: {order} was not asked" in told.why
-    assert verifier.drafters.blocks == {}
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == 1
     pair[1].said.put(blocks(4))  # the other one is asked and answers as before
     assert isinstance(verifier.next(), BlocksCame)
@@ -158,9 +163,10 @@ def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
     for number, wrong in enumerate(kinds, 1):
         verifier.order(number, 1)
         pair[0].said.put(blocks(number))
-        assert isinstance(verifier.next(), BlocksCame)
-        held = verifier.drafters.blocks.pop((1, 0))
-        told = verifier.drafters.judged([held] if wrong else [], [] if wrong else [held])
+        told = verifier.next()
+        assert isinstance(told, BlocksCame)
+        row = PassRow(1, 0, 0, len(PROMPT) + 1, verifier.anchor, 1, told.answer, 0)
+        told = verifier.drafters.judged([row] if wrong else [], [] if wrong else [row])
         assert [type(each) for each in told] == ([DrafterLost] if number == len(kinds) else [])
     assert verifier.metrics.value("dropped_total", kind="block", reason="malformed") == sum(kinds)
 
