@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,7 +45,7 @@ from verify_service.sequences import (
     stale,
     unknown,
 )
-from verify_service.under_way import Batch, UnderWay, halves
+from verify_service.under_way import FAILED, Batch, UnderWay, halves
 
 # prompt tokens per round if `step_prefill_tokens` is 0
 RIDE_ALONG = {"cpu": 64, "cuda": 512}
@@ -238,7 +238,7 @@ class EngineCore(ABC):
         while chunks := self._chunks(most, alone=owner):
             prepared = self._prepare((), chunks)
             if prepared.chunks:
-                return self._under_way(UnderWay(self._step, (), {}, [Batch((), prepared)], began))
+                return self._under_way(UnderWay(self._step, [], [Batch((), prepared)], began))
         return None
 
     def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
@@ -286,23 +286,22 @@ class EngineCore(ABC):
         """Prepares a cohort's step: then call its `run` on any thread, then `end` here. items: one
         per sequence, oldest first, with the pages that `grow` reserves."""
         began = time.perf_counter_ns()
-        outcomes: dict[int, Verdict | Refusal] = {}
-        given = self._given(items, outcomes)
+        outcomes: list[Verdict | Refusal] = [FAILED] * len(items)
         batches: list[Batch] = []
-        waiting: deque[Sequence[int]] = deque(self._batches(given))
+        waiting: deque[Sequence[int]] = deque(self._batches(items, outcomes))
         while waiting:
             indices = waiting.popleft()
             riding = self._chunks(self._ride_along) if self._line and not batches else ()
             try:
-                prepared = self._prepare([given[index] for index in indices], riding)
+                prepared = self._prepare([items[index] for index in indices], riding)
             # caused by one item: halve the batch until it is alone and refused
             except Exception as error:
                 if len(indices) == 1:
-                    outcomes[indices[0]] = failed(given[indices[0]].cursor.sequence, error)
+                    outcomes[indices[0]] = failed(items[indices[0]].cursor.sequence, error)
                 waiting.extendleft(reversed(halves(indices)))
                 continue
             batches.append(Batch(indices, prepared))
-        return self._under_way(UnderWay(self._step, items, outcomes, batches, began))
+        return self._under_way(UnderWay(self._step, outcomes, batches, began))
 
     def end(self, step: UnderWay) -> Judged:
         """Commits a step that has run."""
@@ -330,21 +329,6 @@ class EngineCore(ABC):
         self._holdings.drop(state)
         self._step.forget(state)
 
-    def _given(
-        self, items: Sequence[VerifyItem], outcomes: dict[int, Verdict | Refusal]
-    ) -> dict[int, VerifyItem]:
-        """Checks items. Returns those that may run, by index; puts the refusals of others into
-        `outcomes`."""
-        given: dict[int, VerifyItem] = {}
-        for index, item in enumerate(items):
-            state = self._holdings.states.get(item.cursor.sequence)
-            refused = unknown(item.cursor) if state is None else self._refused(state, item)
-            if refused is None:
-                given[index] = item
-            else:
-                outcomes[index] = refused
-        return given
-
     def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
         """Why an item cannot be in a pass, or None."""
         problem = check_item(state, item)
@@ -352,11 +336,19 @@ class EngineCore(ABC):
             return invalid("cursor: the sequence is in a pass that has not ended")
         return problem or self._unready(state)
 
-    def _batches(self, items: Mapping[int, VerifyItem]) -> list[list[int]]:
-        """Item indices per pass, each of at most `max_batch_tokens` tokens."""
+    def _batches(
+        self, items: Sequence[VerifyItem], outcomes: list[Verdict | Refusal]
+    ) -> list[list[int]]:
+        """Indices of the items that may run, in passes of at most `max_batch_tokens` tokens. Puts
+        the refusals of others into `outcomes`."""
         batches: list[list[int]] = []
         size = 0
-        for index, item in items.items():
+        for index, item in enumerate(items):
+            state = self._holdings.states.get(item.cursor.sequence)
+            refused = unknown(item.cursor) if state is None else self._refused(state, item)
+            if refused is not None:
+                outcomes[index] = refused
+                continue
             count = 1 + len(item.draft_ids)
             if not batches or size + count > self.config.max_batch_tokens:
                 batches.append([])

@@ -17,7 +17,7 @@ import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
 from verify_service.batch_runner import BatchRunner, ExecutedBatch, Judged, PreparedBatch
-from verify_service.sequences import CachedSequence, VerifyItem
+from verify_service.sequences import CachedSequence
 
 log = structlog.get_logger("dspark.verify")
 
@@ -32,13 +32,12 @@ class Batch(NamedTuple):
 
 
 class UnderWay:
-    """An unfinished step. outcomes: of items in no batch, by index."""
+    """An unfinished step. outcomes: of each item; those of items in a batch come with its end."""
 
     def __init__(
         self,
         step: BatchRunner,
-        items: Sequence[VerifyItem],
-        outcomes: dict[int, Verdict | Refusal],
+        outcomes: list[Verdict | Refusal],
         batches: Sequence[Batch],
         began_ns: int,
     ) -> None:
@@ -46,7 +45,7 @@ class UnderWay:
             state for batch in batches for state in batch.prepared.states
         ]
         self.failure: Exception | None = None  # set if no batch ran
-        self._step, self._items, self._outcomes, self._batches = step, items, outcomes, batches
+        self._step, self._outcomes, self._batches = step, outcomes, batches
         self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
         self._spoilt: list[PreparedBatch[Any]] = []
         self._error: Exception | None = None  # of the last failed pass
@@ -84,7 +83,6 @@ class UnderWay:
     def end(self) -> Judged:
         """Commits the step; returns its outcomes. Prompts of a batch that failed are broken."""
         began = time.perf_counter_ns()
-        outcomes = self._outcomes
         tokens = prefill_tokens = 0
         for prepared in self._spoilt:
             _spoil(prepared)
@@ -97,11 +95,12 @@ class UnderWay:
                 _spoil(executed.prepared)
                 continue
             tokens += sum([row.tokens for row in executed.prepared.rows])
-            outcomes |= dict(zip(indices, committed, strict=True))
+            for index, outcome in zip(indices, committed, strict=True):
+                self._outcomes[index] = outcome
             prefill_tokens += sum(len(chunk.token_ids) for chunk in executed.prepared.chunks)
         saw = [executed.saw for _, executed in self._ran]
         judged = Judged(
-            outcomes=[outcomes.get(index, FAILED) for index in range(len(self._items))],
+            outcomes=self._outcomes,
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,
             near_ties=sum(each.near_ties for each in saw),

@@ -30,7 +30,7 @@ Seconds = Mapping[str, float | Callable[[Any], float]]
 def _kind(function: Any) -> str:
     if isinstance(function, partial) and function.func.__name__ == "_computed":
         step: UnderWay = function.args[0]
-        return "judge_cohort" if step._items else "prefill_next"
+        return "judge_cohort" if step._outcomes else "prefill_next"
     return getattr(function, "__name__", "")
 
 
