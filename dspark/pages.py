@@ -5,13 +5,15 @@ Pure bookkeeping over page numbers, without tensors or devices. A page may have 
 (sequences that share a prefix, the prefix cache); it is free when it has none. A sequence is opened
 with the length it may reach and placed at a free run of that many pages if there is one, its wish:
 consecutive slots can be read as a view, scattered pages must be gathered. The wish is no
-reservation: allocations avoid it while other pages are free, then take from its far end.
+reservation: allocations avoid it while other pages are free, then take from its far half. A search
+takes time with the size of the pool, so it is done for SPARE pages at once.
 
 Invariant: `free` counts the pages without a holder; a page with several holders is never written.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 Slots = range | npt.NDArray[np.int64]
+SPARE = 32  # pages that are searched for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class KVBlockPool:
         self._wished = np.zeros(pages, np.bool_)
         self._kept = np.zeros(pages, np.bool_)
         self.idle = 0  # kept pages without another holder
+        # for sequences beside their wishes, next one last; some are held or wished for by now
+        self._spare: deque[int] = deque(maxlen=pages)
         self._tables: dict[Hashable, _Table] = {}
 
     def __contains__(self, key: Hashable) -> bool:
@@ -89,10 +94,11 @@ class KVBlockPool:
         table = self._tables[key] = _Table()
         self._give(table, shared)
         self.retain(shared)
-        wanted = self.pages_for(longest)
-        if not shared and (home := self._home(wanted)) is not None:
-            table.wish = (home, home + wanted)
-            self._wished[home : home + wanted] = True
+        for wanted in [] if shared else [self.pages_for(longest), self.pages_for(tokens)]:
+            if (home := self._home(wanted)) is not None:
+                table.wish = (home, home + wanted)
+                self._wished[home : home + wanted] = True
+                break
         return self.grow(key, tokens)
 
     def grow(self, key: Hashable, tokens: int) -> bool:
@@ -110,10 +116,7 @@ class KVBlockPool:
             behind += 1
         self._holders[page : page + behind] = 1
         self._give(table, range(page, page + behind))
-        if behind < need:
-            more = self._elsewhere(need - behind)
-            self._holders[more] = 1
-            self._give(table, more)
+        self._give(table, [self._elsewhere() for _ in range(need - behind)])
         self.free -= need
         return True
 
@@ -151,10 +154,12 @@ class KVBlockPool:
         if (self._holders[these] < 1).any():
             raise ValueError(f"one of pages {pages} has no holder")
         self._holders[these] -= 1
-        empty = int((self._holders[these] == 0).sum())
-        self.free += empty
+        empty = these[self._holders[these] == 0]
+        self.free += len(empty)
+        if self.free <= SPARE:  # so few need no search
+            self._spare.extend(empty[::-1].tolist())
         self.idle += int((self._kept[these] & (self._holders[these] == 1)).sum())
-        return empty
+        return len(empty)
 
     def keep(self, pages: Sequence[int]) -> None:
         """Adds a holder that keeps pages after their sequences; a page is kept at most once."""
@@ -172,7 +177,7 @@ class KVBlockPool:
         self._kept[page] = False
         return bool(self.let_go([page]))
 
-    def _is_open(self, page: int, wish: tuple[int, int]) -> bool:
+    def _is_open(self, page: int, wish: tuple[int, int] = (0, 0)) -> bool:
         """Whether the page exists, has no holder and lies in no sequence's wish but this one."""
         if page >= self.total or self._holders[page] != 0:
             return False
@@ -184,27 +189,30 @@ class KVBlockPool:
         fitting = runs[runs[:, 1] >= wanted]
         return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
 
-    def _elsewhere(self, need: int) -> list[int]:
-        """`need` free pages: of open runs the shortest that suffices, else the longest first, then
-        the far ends of wishes."""
-        taken: list[int] = []
+    def _elsewhere(self) -> int:
+        """Takes one of the free pages, there being one."""
+        while True:
+            if not self._spare:
+                self._spare.extend(self._found())
+            if self._is_open(page := self._spare.pop()):
+                self._holders[page] = 1
+                return page
+
+    def _found(self) -> list[int]:
+        """Up to SPARE free pages, next one last: those of the shortest open runs; if there are
+        none, the far halves of the longest runs in wishes, which no longer hold them."""
         runs = _runs((self._holders == 0) & ~self._wished)
-        fitting = runs[runs[:, 1] >= need]
-        chosen = (
-            fitting[[fitting[:, 1].argmin()]]
-            if len(fitting)
-            else runs[np.argsort(-runs[:, 1], kind="stable")]
-        )
-        for first, count in chosen.tolist():
-            taken += range(first, first + min(count, need - len(taken)))
-        while len(taken) < need:
-            free = (self._holders == 0) & self._wished
-            free[taken] = False
-            runs = _runs(free)
-            first, count = runs[runs[:, 1].argmax()].tolist()
-            cut = min(-(-count // 2), need - len(taken))
-            taken += range(first + count - cut, first + count)
-        return taken
+        runs = runs[np.argsort(runs[:, 1], kind="stable")]
+        if not len(runs):
+            runs = _runs(self._holders == 0)
+            runs = runs[np.argsort(-runs[:, 1], kind="stable")]
+            runs[:, 0] += runs[:, 1] // 2
+            runs[:, 1] -= runs[:, 1] // 2
+        found: list[int] = []
+        for first, count in runs[:SPARE].tolist():
+            found += range(first, first + min(count, SPARE - len(found)))
+        self._wished[found] = False
+        return found[::-1]
 
     def _give(self, table: _Table, pages: Sequence[int]) -> None:
         whole = [*table.pages[-1:], *pages]

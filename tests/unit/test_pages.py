@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from dspark.pages import KVBlockPool
+from dspark.pages import SPARE, KVBlockPool, _runs
 from verify_service.prefix_cache import PrefixCache
 
 
@@ -58,11 +60,11 @@ def test_a_wish_is_no_reservation() -> None:
 
 
 def test_the_shortest_run_that_fits_is_taken_and_parts_of_it_are_found() -> None:
-    def with_holes() -> KVBlockPool:
-        """Free are pages 0 to 2, 4 and 5, 8 to 10."""
-        pool = KVBlockPool(11, 1)
+    def with_holes(size: int = 1) -> KVBlockPool:
+        """Free are pages 0 to 2, 4 and 5, 8 to 10, `size` times as many of each."""
+        pool = KVBlockPool(11 * size, 1)
         for key, pages in (("a", 3), ("b", 1), ("c", 2), ("d", 1), ("e", 1)):
-            assert pool.open(key, pages, pages)
+            assert pool.open(key, pages * size, pages * size)
         pool.release("a")
         pool.release("c")
         return pool
@@ -76,6 +78,36 @@ def test_the_shortest_run_that_fits_is_taken_and_parts_of_it_are_found() -> None
     assert pool.grow("d", 3)
     assert slots(pool, "d", 3) == [6, 4, 5]
     assert list(pool.slots("d", 1, 3)) == [4, 5]
+    pool = with_holes(SPARE)
+    assert pool.grow("d", SPARE + 2)
+    assert list(pool.slots("d", SPARE, SPARE + 2)) == [4 * SPARE, 4 * SPARE + 1]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["wished for", "kept"])
+def test_pages_are_searched_for_many_at_once(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes as long as the pool is large, and every round needs some pages."""
+    pool = KVBlockPool(1024, 1)
+    if full:
+        assert pool.open("ended", 1000, 1000)
+        kept = list(pool.pages("ended"))
+        pool.keep(kept)
+        pool.release("ended")
+    for key in "abc":
+        assert pool.open(key, 1, 1024)
+    searches = 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return _runs(*given)
+
+    monkeypatch.setattr("dspark.pages._runs", counted)
+    for tokens in range(2, 2 + 4 * SPARE):
+        for key in "bc":
+            if full and not pool.free:
+                pool.give_up(kept.pop(len(kept) // 2))
+            assert pool.grow(key, tokens)
+    assert searches <= 2 * 8 + 2, "two for as many pages as are found"
 
 
 @pytest.mark.parametrize("seed", range(8))
