@@ -23,6 +23,7 @@ from draft_service.engine_core import DraftEngineCore
 from draft_service.interface import DraftItem, number_here
 from draft_service.interface import Rows as RowRun
 from dspark.errors import InvalidRequest, PeerError, Unavailable
+from dspark.rounds.orders import MAX_OPEN_ORDERS
 from dspark.runtime.backlog import Backlog
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, MIB, Bounds, Read
@@ -59,7 +60,6 @@ BOUNDS = Bounds(
     },
 )
 LEAST_LEASE_S = 30.0  # an idle verifier lists its contexts every ten seconds
-MAX_OPEN_ORDERS = 64  # of one stream; a verifier has one or two
 _NONE = SamplingParams()
 
 

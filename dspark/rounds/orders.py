@@ -3,7 +3,8 @@ is passed in.
 
 Invariant R5: a deadline is fixed when its order is sent and depends on no reply, so that being late
 tells nothing about a block. A drafter that owes a reply gets no order until it arrives, so a hung
-one costs a single deadline; one that stays silent is given up.
+one costs a single deadline; one that stays silent is given up. Prompts that end one by one have an
+order each; a drafter takes MAX_OPEN_ORDERS and gets no more until it has answered.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dspark.rounds.plan import Terms
 from dspark.rounds.state import ORDER_SENT, SequenceState
 
 SLACK = 3.0  # times the expected draft, after which one is late
+MAX_OPEN_ORDERS = 64  # of one verifier at one drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,13 @@ class Orders:
         self._last = 0
 
     def owes(self, drafter: int) -> bool:
-        return bool(self._owed) and any(order.drafter == drafter for order in self._owed.values())
+        """Whether a drafter gets no order until it has answered."""
+        if self._owed and any(order.drafter == drafter for order in self._owed.values()):
+            return True
+        return (
+            len(self._open) >= MAX_OPEN_ORDERS
+            and sum(order.drafter == drafter for order in self._open.values()) >= MAX_OPEN_ORDERS
+        )
 
     def send(
         self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float

@@ -31,7 +31,7 @@ from dspark.rounds.events import (
     SendRows,
     Why,
 )
-from dspark.rounds.orders import Waits
+from dspark.rounds.orders import MAX_OPEN_ORDERS, Waits
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.state import Event, SequenceState, State, UnlistedEvent
 from dspark.types import InForm, Verdict
@@ -294,6 +294,20 @@ def test_a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_
     run = verifier.said[-1]
     verifier.acknowledge(verifier.said)
     assert of(verifier.ended(run), SendOrder)
+
+
+def test_a_drafter_gets_no_more_orders_than_it_takes() -> None:
+    verifier = Verifier()
+    orders = [
+        order
+        for number in range(MAX_OPEN_ORDERS + 2)
+        for order in of(verifier.prefilled(number), SendOrder)
+    ]
+    assert len(orders) == MAX_OPEN_ORDERS
+    told = [verifier.loop.sequence(number) for number in (MAX_OPEN_ORDERS, MAX_OPEN_ORDERS + 1)]
+    assert {each.why_empty for each in told if each is not None} == {"drafter late"}
+    verifier.blocks(orders[0], (0.9,))
+    assert of(verifier.prefilled(99), SendOrder), "it has answered one"
 
 
 def test_a_drafter_that_stays_silent_is_given_up() -> None:
