@@ -23,7 +23,7 @@ from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
 from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
 from dspark.model.scratch import Scratch
-from dspark.pages import Slots, together
+from dspark.pages import Slots, numbers_of, together
 from dspark.types import Refusal, SamplingParams
 
 PASS_TOKENS = 256  # tokens of a sequence in one pass, where entries depend on earlier ones
@@ -130,8 +130,8 @@ class ContextStore(ContextTable[DraftContext]):
         longest = max(count for _, count in members)
         blocks = np.zeros((len(members), max(self.pages.pages_for(longest), 1)), np.int32)
         for row, (sequence, count) in zip(blocks, members, strict=True):
-            held = self.pages.pages(sequence)[: self.pages.pages_for(count)]
-            row[: len(held)] = held
+            slots = numbers_of(self.pages.slots(sequence, 0, count)[:: self.pages.page_size])
+            row[: len(slots)] = slots // self.pages.page_size
         lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
         return PagedEntries(
             self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest
@@ -159,7 +159,7 @@ class ContextStore(ContextTable[DraftContext]):
         # Padding is a slot of zeros: masked garbage could still be NaN.
         table = np.full((len(members), longest + room), self._spare, np.int64)
         for row, (sequence, start, stop) in zip(table, spans, strict=True):
-            row[: stop - start] = self.pages.slots(sequence, start, stop)
+            row[: stop - start] = numbers_of(self.pages.slots(sequence, start, stop))
         index = torch.from_numpy(table.ravel()).to(self._device)
         keys, values = (
             self._gathered(name, pool, index)
@@ -194,7 +194,7 @@ class ContextStore(ContextTable[DraftContext]):
     def _known_ids(
         self, context: Context, start: int, stop: int
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        slots = together([self.pages.slots(context.sequence, start, stop)])
+        slots = numbers_of(self.pages.slots(context.sequence, start, stop))
         return np.minimum(self._token_ids[slots], self._drafter.config.vocab_size - 1)
 
     def _make_pairs(self, behind: list[DraftContext]) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 Slots = range | npt.NDArray[np.int64]
 SPARE = 32  # pages that are searched for at once
+SHORT = 16  # numbers of a run, up to which an array of its own takes longer than they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +236,19 @@ class KVBlockPool:
         table.numbered = len(table.pages)
 
 
+def numbers_of(slots: Slots | Sequence[int]) -> npt.NDArray[np.int64]:
+    """Slot ids as an array; numpy reads a range number by number."""
+    if isinstance(slots, range):
+        return np.arange(slots.start, slots.stop, slots.step)
+    return np.asarray(slots, np.int64)
+
+
 def together(parts: Iterable[Slots]) -> npt.NDArray[np.int64]:
-    """Concatenates the slot ids, or positions, of several runs. One by one, because a round has
-    many runs of a few."""
-    return np.fromiter(chain.from_iterable(parts), np.int64)
+    """Concatenates the slot ids, or positions, of several runs."""
+    runs = list(parts)
+    if sum(map(len, runs)) <= SHORT * len(runs):  # as those of a round
+        return np.fromiter(chain.from_iterable(runs), np.int64)
+    return np.concatenate([numbers_of(run) for run in runs])
 
 
 def _runs(free: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.context import Projection
-from dspark.pages import Slots
+from dspark.pages import Slots, numbers_of
 from dspark.wire import tensors
 from dspark.wire.orders import PackedRows
 
@@ -64,14 +64,14 @@ class FeatureStore:
     def put(self, slots: Slots | Sequence[int], rows: Tensor) -> None:
         """Stores rows [n, H] at n slots."""
         self._rows[_index(slots)] = rows
-        self._owed[_numbers(slots)] = False
+        self._owed[numbers_of(slots)] = False
 
     @torch.inference_mode()
     def put_later(self, slots: Slots | Sequence[int], taps: Tensor | None) -> None:
         """Copies taps [n, m*H] and owes their rows."""
         if taps is None:
             return  # rows without a width
-        values, numbers = taps.view(torch.uint8).numpy(), _numbers(slots)
+        values, numbers = taps.view(torch.uint8).numpy(), numbers_of(slots)
         if self._taps is None:
             self._taps = np.empty((len(self._rows), values.shape[1]), np.uint8)
             self._of_taps = taps.dtype
@@ -81,7 +81,7 @@ class FeatureStore:
     @torch.inference_mode()
     def get(self, slots: Slots | Sequence[int]) -> Tensor:
         """A copy of the rows at these slots, [n, H]. If a projection raises, rows stay owed."""
-        numbers, index = _numbers(slots), _index(slots)
+        numbers, index = numbers_of(slots), _index(slots)
         owed = numbers[self._owed[numbers]]
         for start in range(0, len(owed), PART):
             part = owed[start : start + PART]
@@ -94,12 +94,6 @@ class FeatureStore:
         """The rows at these slots, packed for the wire."""
         dtype, data = tensors.pack_rows(self.get(slots), self.form)
         return PackedRows(dtype, len(slots), self.width, data)
-
-
-def _numbers(slots: Slots | Sequence[int]) -> npt.NDArray[np.int64]:
-    if isinstance(slots, range):
-        return np.arange(slots.start, slots.stop)
-    return np.asarray(slots, np.int64)
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Tensor:

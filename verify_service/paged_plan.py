@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dspark.native.attention import Tables
+from dspark.pages import numbers_of
 from verify_service.kernels import Kernel
 from verify_service.plan import PassPlan, Segment
 
@@ -62,7 +63,7 @@ def arrays_of(
         made.rows[0, at:stop] = segment.token_ids
         made.rows[1, at:stop] = np.arange(segment.start, segment.length)
         made.rows[2, at:stop] = segment.slots[segment.start : segment.length]
-        pages = np.asarray(segment.slots[: segment.length : page_size], np.int64) // page_size
+        pages = numbers_of(segment.slots[: segment.length : page_size]) // page_size
         made.blocks[n, : len(pages)] = pages
         made.used_k[n] = segment.length
         made.cu_q[n + 1 :] = stop

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dspark.native.attention import Tables
-from dspark.pages import Slots
+from dspark.pages import Slots, numbers_of
 from verify_service.kernels import Kernel
 
 Indices = npt.NDArray[np.int64]
@@ -216,7 +216,7 @@ def _group(
     else:
         table = np.empty((len(members), longest), np.int64)
         for row, segment, length in zip(table, members, lengths, strict=True):
-            row[:length] = segment.slots[:length]
+            row[:length] = numbers_of(segment.slots[:length])
             row[length:] = segment.slots[0]
         gather = torch.from_numpy(table.ravel()).to(device)
     rows, kept = None, None
