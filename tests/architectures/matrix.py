@@ -113,13 +113,13 @@ def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and the library's greedy answers, of a model that serves nothing else; no token of
-    them is a near tie."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    """Prompts and the library's greedy answers, each of a model that has seen nothing else; no
+    token of them is a near tie."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
     prompts, answers = [], []
     for length in LENGTHS:
         for seed in range(_SEEDS):
-            ids = prompt(length, 100 * length + seed)
+            ids, model = prompt(length, 100 * length + seed), load(folder, dtype=torch.float32)
             with torch.inference_mode():
                 out = model.generate(
                     torch.tensor([ids]),

@@ -4,24 +4,22 @@ A `World` is a toy target and a toy drafter over a tiny vocabulary: one target r
 prefix, one draft row and one confidence per (committed prefix, drafted prefix). `emitted` walks
 every block a drafter could draw, asks the plan for the prefix that is verified, and adds up the
 probabilities that the acceptance code gives to each outcome, round after round, until `horizon`
-tokens are committed. A `Machine` names the parts of that loop, so that a test can put a broken one
-in the place of a real one. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled
-rule, which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
+tokens are committed. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled rule,
+which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
 """
 
 from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from dspark.decoding import block_rule, ratio
 from dspark.decoding.acceptance import accept_probability, residual, validate_q
@@ -35,12 +33,64 @@ from dspark.types import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
+Sure = tuple[float, ...]  # confidences of a block
 Rng = np.random.Generator
 Both = tuple[Floats, Floats]  # p [contexts, V] and q [slots, V] of a table
 Rows = tuple[Floats, Floats, Floats]  # and the confidences [slots]
-# (committed, block, confidences, which of `PRICES` is in force) -> slots verified
-Prefix = Callable[..., int]
+Law = Sequence[float]  # of a token
+# (block, confidences, which of `PRICES` is in force) -> slots verified
+Prefix = Callable[[Tokens, Sure, int], int]
+# Which price is in force next time, by the confidences of this round.
+Price = Callable[[Sure], int]
 PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
+State = TypeVar("State", bound=Hashable)
+
+
+def spread(
+    first: State,
+    moves: Callable[[State], Iterable[tuple[State, float]]],
+    *,
+    over: Callable[[State], bool],
+    order: Callable[[State], Any],
+) -> dict[State, float]:
+    """Probability of each state that is over; moves, and their chances, lead to states of no
+    earlier order."""
+    mass, ended = {first: 1.0}, dict[State, float]()
+    while mass:
+        state = min(mass, key=order)
+        here = mass.pop(state)
+        if over(state):
+            ended[state] = ended.get(state, 0.0) + here
+            continue
+        for after, chance in moves(state):
+            if chance > 0.0:
+                mass[after] = mass.get(after, 0.0) + here * chance
+    return ended
+
+
+def by_token(
+    kept: Sequence[float], after: Sequence[Law], last: Law
+) -> Iterator[tuple[int, int, float]]:
+    """(tokens kept, the one behind them, probability) by the token rule: of each slot the chance to
+    be kept, and the law behind it where it is not; last: the law behind all."""
+    alive = 1.0
+    for k, (chance, law) in enumerate(zip(kept, after, strict=True)):
+        yield from ((k, token, alive * (1.0 - chance) * share) for token, share in enumerate(law))
+        alive *= chance
+    yield from ((len(kept), token, alive * share) for token, share in enumerate(last))
+
+
+def by_block(
+    candidate: Sequence[float], after: Sequence[Law], last: Law
+) -> Iterator[tuple[int, int, float]]:
+    """The same by the block rule: of each slot that counts the chance to be the last one kept where
+    no later one is, and the law of its own place."""
+    left = 1.0
+    for kept in range(len(candidate), -1, -1):
+        chance = left * candidate[kept - 1] if kept else left
+        left -= chance
+        law = last if kept == len(candidate) else after[kept]
+        yield from ((kept, token, chance * share) for token, share in enumerate(law))
 
 
 @dataclass(frozen=True)
@@ -57,23 +107,6 @@ class World:
     confidence: Floats  # [slots], of the slot that the row of q is drawn for
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The parts of a round. The defaults are the real ones."""
-
-    prefix: Prefix
-    accept: Callable[[Floats, Floats], Floats] = accept_probability
-    residual: Callable[[Tensor, Tensor], Tensor] = residual
-    q_seen: Callable[[World], Floats] = lambda world: world.q  # what the verifier believes q to be
-    draft: Callable[[World], Floats] = lambda world: world.q  # what the drafter really draws from
-    bonus: Callable[[World, Tokens, Tokens], int] = lambda world, committed, kept: world.target[
-        committed + kept
-    ]
-    # Which price is in force next time, by the confidences of this round.
-    price: Callable[[tuple[float, ...]], int] = lambda _: 0
-    rounds: Callable[[World, Machine], Rounds] = lambda world, machine: TokenRounds(world, machine)
-
-
 def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], Rows]) -> World:
     """`rows(contexts, slots)` gives p [contexts, V], q [slots, V] and confidences [slots]."""
     words = [
@@ -84,17 +117,8 @@ def build(vocab: int, block: int, horizon: int, rows: Callable[[int, int], Rows]
     target = {word: row for row, word in enumerate(words)}
     committed = [word for word in words if len(word) < horizon]
     slots = [(before, drafted) for before in committed for drafted in words if len(drafted) < block]
-    p, q, confidence = rows(len(target), len(slots))
-    return World(
-        vocab,
-        block,
-        horizon,
-        target,
-        {slot: row for row, slot in enumerate(slots)},
-        p,
-        q,
-        confidence,
-    )
+    draft = {slot: row for row, slot in enumerate(slots)}
+    return World(vocab, block, horizon, target, draft, *rows(len(target), len(draft)))
 
 
 def sent(weights: npt.NDArray[np.floating]) -> Floats:
@@ -106,12 +130,12 @@ def sent(weights: npt.NDArray[np.floating]) -> Floats:
 class Rounds(abc.ABC):
     """Every block that a drafter of `world` could draw; what comes of it is the rule's."""
 
-    def __init__(self, world: World, machine: Machine) -> None:
-        self.world, self.machine = world, machine
-        self._drawn = machine.draft(world).tolist()
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._p, self._drawn = world.p.tolist(), world.q.tolist()
         self._confidence = world.confidence.tolist()
 
-    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
+    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, Sure]]:
         """(block, its probability, its confidences)."""
         world = self.world
         for block in itertools.product(range(world.vocab), repeat=world.block):
@@ -128,45 +152,27 @@ class Rounds(abc.ABC):
 
 
 class TokenRounds(Rounds):
-    """Slot by slot, by `accept` and `residual`."""
+    """Slot by slot, by `accept_probability` and `residual`."""
 
-    def __init__(self, world: World, machine: Machine) -> None:
-        super().__init__(world, machine)
-        judged = [(c + d, row) for (c, d), row in world.draft.items() if len(c + d) < world.horizon]
-        q = machine.q_seen(world)[[row for _, row in judged]]
-        p = world.p[[world.target[context] for context, _ in judged]]
-        self._place = {row: number for number, (_, row) in enumerate(judged)}
-        self._accept = machine.accept(p, q).tolist()
-        self._after = machine.residual(torch.from_numpy(p), torch.from_numpy(q)).tolist()
-        self._p = world.p.tolist()
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        p = world.p[[world.target[committed + drafted] for committed, drafted in world.draft]]
+        self._kept = accept_probability(p, world.q).tolist()
+        self._after = residual(torch.from_numpy(p), torch.from_numpy(world.q)).tolist()
 
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        world, alive = self.world, 1.0
-        for k, token in enumerate(prefix):
-            if len(committed) + k >= world.horizon:
-                yield prefix[:k], alive
-                return
-            slot = self._place[world.draft[committed, prefix[:k]]]
-            kept = self._accept[slot][token]
-            if kept < 1.0:
-                for other, share in enumerate(self._after[slot]):
-                    yield (*prefix[:k], other), alive * (1.0 - kept) * share
-            alive *= kept
-            if alive == 0.0:
-                return
-        if len(committed) + len(prefix) >= world.horizon:
-            yield prefix, alive
-            return
-        for token, share in enumerate(self._p[self.machine.bonus(world, committed, prefix)]):
-            yield (*prefix, token), alive * share
+        slots = [self.world.draft[committed, prefix[:k]] for k in range(len(prefix))]
+        kept = [self._kept[slot][token] for slot, token in zip(slots, prefix, strict=True)]
+        last = self._p[self.world.target[committed + prefix]]
+        for k, token, chance in by_token(kept, [self._after[slot] for slot in slots], last):
+            yield (*prefix[:k], token), chance
 
 
 class BlockRounds(Rounds):
     """By the deployed, sparse block rule: all prefixes of all blocks in one packed call."""
 
-    def __init__(self, world: World, machine: Machine) -> None:
-        super().__init__(world, machine)
-        q = machine.q_seen(world).astype(np.float64)
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         words = [word for word in world.target if 0 < len(word) <= world.block]
         cases = [
             (committed, word)
@@ -182,7 +188,7 @@ class BlockRounds(Rounds):
         slots = Slots.of(
             [word for _, word in cases],
             [np.tile(everything, len(word)) for _, word in cases],
-            [q[part].ravel() for part in rows],
+            [world.q[part].ravel() for part in rows],
             [world.vocab] * len(cases),
         )
         contexts = [
@@ -197,32 +203,20 @@ class BlockRounds(Rounds):
         before[1:] = made.alive[:-1]
         before[slots.starts] = 1.0
         law = ratio.scaled(torch.from_numpy(p), before)
-        after = machine.residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
+        after = residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
         candidate = made.candidate.tolist()
         self._made = {
-            case: (candidate[start:end], after[start:end], slots.counting[number])
-            for number, (case, (start, end)) in enumerate(
-                zip(cases, itertools.pairwise(starts), strict=True)
+            case: (candidate[start : start + counting], after[start:end])
+            for case, counting, (start, end) in zip(
+                cases, slots.counting, itertools.pairwise(starts), strict=True
             )
         }
-        self._p = world.p.tolist()
 
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        candidate, after, counting = self._made[committed, prefix] if prefix else ([], [], 0)
-        left = 1.0
-        for kept in range(counting, -1, -1):
-            chance = left * candidate[kept - 1] if kept else left
-            left -= chance
-            if chance == 0.0:
-                continue
-            bonus = kept == counting
-            law = (
-                self._p[self.machine.bonus(self.world, committed, prefix[:kept])]
-                if bonus
-                else after[kept]
-            )
-            for token, share in enumerate(law):
-                yield (*prefix[:kept], token), chance * share
+        candidate, after = self._made[committed, prefix] if prefix else ([], [])
+        last = self._p[self.world.target[committed + prefix[: len(candidate)]]]
+        for kept, token, chance in by_block(candidate, after, last):
+            yield (*prefix[:kept], token), chance
 
 
 class CoupledRounds(Rounds):
@@ -232,14 +226,14 @@ class CoupledRounds(Rounds):
     probabilities are multiples of 1 / shares.
     """
 
-    def __init__(self, world: World, machine: Machine, shares: int) -> None:
-        super().__init__(world, machine)
+    def __init__(self, world: World, shares: int) -> None:
+        super().__init__(world)
         assert world.vocab == 2
         middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
         noise = torch.stack([middles, 1.0 - middles], dim=-1)
         self._own, self._drafts = (
             [winners(row.expand(shares, -1), noise)[0].tolist() for row in torch.from_numpy(laws)]
-            for laws in (world.p, machine.draft(world))
+            for laws in (world.p, world.q)
         )
         self._shares = shares
         self._noise: Tokens = ()
@@ -249,13 +243,10 @@ class CoupledRounds(Rounds):
         horizon, block = self.world.horizon, self.world.block
         for drawn in itertools.product(range(self._shares), repeat=horizon):
             # what lies past the horizon decides nothing
-            self._noise = (
-                *drawn,
-                *([self._shares // 3] * block),
-            )
+            self._noise = (*drawn, *([self._shares // 3] * block))
             yield float(self._shares) ** -horizon
 
-    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, tuple[float, ...]]]:
+    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, Sure]]:
         block: Tokens = ()
         slots = []
         for k in range(self.world.block):
@@ -266,44 +257,42 @@ class CoupledRounds(Rounds):
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
         said: Tokens = ()
         for k in range(len(prefix) + 1):
-            said = (
-                *said,
-                self._own[self.world.target[committed + said]][self._noise[len(committed) + k]],
-            )
+            own = self._own[self.world.target[committed + said]]
+            said = (*said, own[self._noise[len(committed) + k]])
             if k == len(prefix) or said[-1] != prefix[k]:
                 break
         yield said[: self.world.horizon - len(committed)], 1.0
 
 
-def emitted(world: World, machine: Machine) -> dict[Tokens, float]:
+def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[Tokens, float]:
     """Probability of each sequence of `horizon` tokens."""
-    rounds = machine.rounds(world, machine)
-    mass: dict[tuple[Tokens, int], float] = {((), 0): 1.0}
-    ended: dict[Tokens, float] = {}
-    while mass:
-        committed, price = min(mass, key=lambda state: len(state[0]))
-        here = mass.pop((committed, price))
-        if here == 0.0:
-            continue
-        for block, chance, confidence in rounds.blocks(committed):
-            verified = machine.prefix(committed, block, confidence, price)
-            then = machine.price(confidence)
-            for tokens, share in rounds.outcomes(committed, block[:verified]):
-                after = (committed + tokens)[: world.horizon]
-                part = here * chance * share
-                if len(after) == world.horizon:
-                    ended[after] = ended.get(after, 0.0) + part
-                else:
-                    mass[after, then] = mass.get((after, then), 0.0) + part
-    return ended
+    horizon = rounds.world.horizon
+
+    def moves(state: tuple[Tokens, int]) -> Iterator[tuple[tuple[Tokens, int], float]]:
+        committed, now = state
+        for block, chance, sure in rounds.blocks(committed):
+            then = price(sure)
+            for tokens, share in rounds.outcomes(committed, block[: prefix(block, sure, now)]):
+                after = (committed + tokens)[:horizon]
+                yield (after, then if len(after) < horizon else 0), chance * share
+
+    ended = spread(
+        ((), 0),
+        moves,
+        over=lambda state: len(state[0]) == horizon,
+        order=lambda state: len(state[0]),
+    )
+    return {committed: chance for (committed, _), chance in ended.items()}
 
 
-def coupled_law(world: World, machine: Machine, shares: int) -> dict[Tokens, float]:
+def coupled_law(
+    world: World, shares: int, prefix: Prefix, price: Price = lambda _: 0
+) -> dict[Tokens, float]:
     """The same under the coupled rule, for two tokens: all noise that tells laws apart."""
-    rounds = CoupledRounds(world, machine, shares)
+    rounds = CoupledRounds(world, shares)
     law: dict[Tokens, float] = {}
     for share in rounds.noises():
-        for word, chance in emitted(world, replace(machine, rounds=lambda *_: rounds)).items():
+        for word, chance in emitted(rounds, prefix, price).items():
             law[word] = law.get(word, 0.0) + share * chance
     return law
 
@@ -343,18 +332,18 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
             terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
 
     @cache
-    def verified(confidence: tuple[float, ...], price: int) -> int:
+    def verified(sure: Sure, price: int) -> int:
         mine = terms._replace(price=PRICES[price]) if terms.kind is PlanKind.PRICE else terms
-        blocks = [list(confidence[: terms.slots]), *beside]
+        blocks = [list(sure[: terms.slots]), *beside]
         return prefixes(blocks, [mine, *[mine._replace(weight=1.0)] * len(beside)])[0]
 
-    return lambda _, __, confidence, price: verified(confidence, price)
+    return lambda _, sure, price: verified(sure, price)
 
 
-def older_price(rng: Rng) -> Callable[[tuple[float, ...]], int]:
-    """The price of the next round by this one's confidences: any function of them will do."""
+def older_price(rng: Rng) -> Price:
+    """Any function of an older round's confidences will do."""
     salt = float(rng.random())
-    return lambda confidence: int(1e6 * (sum(confidence) + salt)) % len(PRICES)
+    return lambda sure: int(1e6 * (sum(sure) + salt)) % len(PRICES)
 
 
 # -- tables ----------------------------------------------------------------------------------------

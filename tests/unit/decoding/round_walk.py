@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from enumeration import Rounds, Tokens
+from enumeration import Rounds, Tokens, spread
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -121,20 +121,16 @@ class Walk:
         self._tell(
             first, self._setting.first, *(self._admit(first, place) for place in range(count))
         )
-        mass: dict[State, float] = {(self._keep(first), ((),) * count): 1.0}
-        ended: dict[tuple[Tokens, ...], float] = {}
-        while mass:
-            state = min(
-                mass,
-                key=lambda state: (sum(map(len, state[1])), sum(self._stands[state[0]].epochs)),
-            )
-            here, (key, said) = mass.pop(state), state
-            if all(len(each) == most for each, most in zip(said, self._horizons, strict=True)):
-                ended[said] = ended.get(said, 0.0) + here
-                continue
-            for after, chance in self._expand(key, said):
-                mass[after] = mass.get(after, 0.0) + here * chance
-        return ended
+        ended = spread(
+            (self._keep(first), ((),) * count),
+            self._expand,
+            over=lambda state: [*map(len, state[1])] == self._horizons,
+            order=lambda state: (sum(map(len, state[1])), sum(self._stands[state[0]].epochs)),
+        )
+        law: dict[tuple[Tokens, ...], float] = {}
+        for (_, said), chance in ended.items():
+            law[said] = law.get(said, 0.0) + chance
+        return law
 
     def _keep(self, stand: Stand) -> Key:
         key = stand.key()
@@ -199,7 +195,8 @@ class Walk:
 
     # What could happen.
 
-    def _expand(self, key: Key, said: tuple[Tokens, ...]) -> Iterator[tuple[State, float]]:
+    def _expand(self, state: State) -> Iterator[tuple[State, float]]:
+        key, said = state
         stand = self._stands[key]
         if stand.prefills:
             yield from self._prefill(key, said)

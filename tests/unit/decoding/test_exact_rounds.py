@@ -2,8 +2,7 @@
 it runs ahead.
 
 No sampling: `round_walk` drives the real loop through every block, every coin and every report, two
-sequences at a time, so that the joint law has to be the product. Loops that are broken on purpose
-have to be found out.
+sequences at a time, so that the joint law has to be the product.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from enumeration import (
     KINDS,
     BlockRounds,
     CoupledRounds,
-    Machine,
     Rng,
     Rounds,
     Rows,
@@ -31,12 +29,11 @@ from enumeration import (
 )
 from round_walk import Confidences, Endless, Setting, Walk
 
-from dspark.rounds import passes, state
+from dspark.rounds import passes
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
 
 BOUND = 1e-9
-LEAK = 1e-3
 RULES = {"token": TokenRounds, "block": BlockRounds}
 TERMS = {
     "off": Terms(PlanKind.OFF),
@@ -79,7 +76,7 @@ def plans(terms: Terms, window: int) -> Setting:
 
 def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, set[int]]:
     """Total variation to the target's own joint law, and the prefixes that were chosen."""
-    laws: list[Rounds] = [RULES[rule](world, Machine(lambda *_: 0)) for world in made]
+    laws: list[Rounds] = [RULES[rule](world) for world in made]
     walk = Walk(laws, setting, lambda: RoundLoop(Endless()))
     found = walk.run()
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
@@ -119,18 +116,15 @@ def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
 
 
 def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
-    assert walked(worlds("logits", 1), "token", _peeking())[0] <= BOUND
-
-
-def _peeking() -> Setting:
-    """A coordinator that would verify nothing where the second slot is sure."""
+    """Of a coordinator that would verify nothing where the second slot is sure."""
     first = Plan(Terms(PlanKind.PRICE, 2, 0.0))
     never = Plan(Terms(PlanKind.PRICE, 2, 2.0))
 
     def meanwhile(confidences: Confidences) -> Plan:
         return never if any(len(each) > 1 and each[1] > 0.5 for each in confidences) else first
 
-    return Setting(first, lambda _: first, meanwhile)
+    peeking = Setting(first, lambda _: first, meanwhile)
+    assert walked(worlds("logits", 1), "token", peeking)[0] <= BOUND
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -143,54 +137,6 @@ def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str)
         assert walked(worlds("logits", 2), rule, setting)[0] <= BOUND
 
 
-# Loops that are broken on purpose.
-
-
-def test_a_pass_cut_down_to_a_tier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def to_a_tier_below(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
-        total = sum(prefixes(blocks, terms))
-        return prefixes(blocks, [each._replace(cap=total - total % 2) for each in terms])
-
-    def to_a_tier_above(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
-        total = sum(prefixes(blocks, terms))
-        return prefixes(blocks, [each._replace(price=0.0, cap=total + total % 2) for each in terms])
-
-    found = {}
-    for name, broken in (("down", to_a_tier_below), ("up", to_a_tier_above)):
-        monkeypatch.setattr(passes, "prefixes", broken)
-        setting = plans(TERMS["price"], 0)
-        found[name] = max(walked(worlds("logits", seed), "token", setting)[0] for seed in range(3))
-    assert found["down"] > LEAK
-    assert found["up"] <= BOUND, "filled up by rank it is harmless"
-
-
-def test_a_verdict_that_is_thrown_away_for_what_it_says_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(state.NEXT, (state.State.RUNNING, state.Event.SETTLE), state.State.GONE)
-    first = plans(TERMS["fixed"], 2)
-    setting = Setting(first.first, first.then, settles=lambda count: count >= 2)
-    assert walked(worlds("logits", 2), "token", setting)[0] > LEAK
-
-
-def test_a_prefix_by_something_younger_than_its_order_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loops: list[RoundLoop] = []
-    feed_all = RoundLoop.feed_all
-
-    def remembered(loop: RoundLoop, told, now: float):  # type: ignore[no-untyped-def]
-        loops.append(loop)
-        return feed_all(loop, told, now)
-
-    def by_the_newest_plan(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
-        return prefixes(blocks, [loops[-1].plan.terms for _ in terms])
-
-    monkeypatch.setattr(RoundLoop, "feed_all", remembered)
-    monkeypatch.setattr(passes, "prefixes", by_the_newest_plan)
-    assert walked(worlds("logits", 1), "token", _peeking())[0] > LEAK
-
-
 # The coupled rule, which has no coins.
 
 
@@ -200,7 +146,7 @@ def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
     terms: str, window: int
 ) -> None:
     world = dyadic_world(np.random.default_rng(3), shares=4, block=2, horizon=3)
-    one = CoupledRounds(world, Machine(lambda *_: 0), 4)
+    one = CoupledRounds(world, 4)
     law: dict[Tokens, float] = {}
     for share in one.noises():
         ((said,),) = Walk([one], plans(TERMS[terms], window), lambda: RoundLoop(Endless())).run()

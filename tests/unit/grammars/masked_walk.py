@@ -27,7 +27,17 @@ from dspark.decoding.masking import bits, first_masked
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import PackedCase, Slots
 from dspark.rounds.plan import PlanKind, Terms, prefixes
-from dspark.types import Constraint, ConstraintKind, Cursor, Refusal, Rule, SamplingParams, SparseQ
+from dspark.types import (
+    NO_Q,
+    Constraint,
+    ConstraintKind,
+    Cursor,
+    Rule,
+    SamplingParams,
+    SparseQ,
+    Verdict,
+)
+from tests.unit.decoding.enumeration import Tokens, by_block, by_token, spread
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.judging import judge_each
 from verify_service.kv_cache_manager import KVCacheManager
@@ -36,7 +46,6 @@ from verify_service.packed_step import PackedStep
 from verify_service.plan import Segment
 from verify_service.sequences import CachedSequence, VerifyItem
 
-Tokens = tuple[int, ...]
 WORDS = [b"a", b"b", b"ab", b""]  # the last one ends an answer
 END = 3
 VOCAB, BLOCK, HORIZON = len(WORDS), 2, 4
@@ -62,10 +71,6 @@ def compiled(name: str) -> Any:
     return compile_form(compiler(WORDS), GRAMMARS[name])
 
 
-class Refused(Exception):
-    """What was drawn does not fit the grammar."""
-
-
 class Recorded:
     """xgrammar's matcher, and the tokens it stands behind."""
 
@@ -88,10 +93,8 @@ class Recorded:
         return getattr(self._matcher, name)
 
 
-def matcher_at(
-    name: str, answer: Tokens, kind: type[GrammarMatcher] = GrammarMatcher
-) -> GrammarMatcher:
-    made = kind(compiled(name), [END])
+def matcher_at(name: str, answer: Tokens) -> GrammarMatcher:
+    made = GrammarMatcher(compiled(name), [END])
     made._matcher = Recorded(made._matcher)
     made.accept(answer)
     return made
@@ -135,17 +138,8 @@ class Round:
         """What it committed behind this answer, and the matcher then."""
         tokens = [*PROMPT, *answer]
         cursor = Cursor(1, 1, next(self.numbers), len(tokens))
-        state = CachedSequence(
-            1,
-            1,
-            0,
-            self.params,
-            1,
-            False,
-            token_ids=list(tokens),
-            cached=len(tokens) - 1,
-            anchored=True,
-        )
+        state = CachedSequence(1, 1, 0, self.params, 1, False, token_ids=[*tokens], anchored=True)
+        state.cached = len(tokens) - 1
         state.matcher = moved(matcher)
         state.matcher.masks(())  # which travels with the order
         self._holdings.states[1] = state
@@ -155,15 +149,11 @@ class Round:
         prepared = self._step.prepare([VerifyItem(cursor, tokens[-1], block, q)], ())
         (outcome,) = self._step.commit(self._step.execute(prepared))
         self._holdings.pool.release(state)
-        if isinstance(outcome, Refusal):
-            raise Refused(outcome.message)
+        assert isinstance(outcome, Verdict), outcome
         return tuple(state.token_ids[len(tokens) :]), state.matcher
 
-    def rows(
-        self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ
-    ) -> tuple[Tensor, GrammarMatcher]:
-        """The masked rows of a pass, and the matcher behind a pass that committed nothing of what
-        was drafted."""
+    def rows(self, answer: Tokens, matcher: GrammarMatcher, block: Tokens, q: SparseQ) -> Tensor:
+        """The masked rows of a pass."""
         seen: list[Tensor] = []
 
         def look(logits: Tensor, cases: list[PackedCase]) -> list[Any]:
@@ -171,18 +161,7 @@ class Round:
             return [(0, int(logits[0].argmax()))]
 
         self.run(answer, matcher, block, q, look)
-        return seen[0], matcher
-
-    def commit(
-        self,
-        answer: Tokens,
-        matcher: GrammarMatcher,
-        block: Tokens,
-        q: SparseQ,
-        accepted: int,
-        token: int,
-    ) -> tuple[Tokens, GrammarMatcher]:
-        return self.run(answer, matcher, block, q, lambda logits, cases: [(accepted, token)])
+        return seen[0]
 
 
 def cut(answer: Tokens) -> Tokens:
@@ -197,61 +176,40 @@ def over(answer: Tokens) -> bool:
 
 def plain(name: str, params: SamplingParams) -> dict[Tokens, float]:
     """Plain decoding under the grammar, as its definition says: every token by a fresh matcher."""
-    ended: dict[Tokens, float] = {}
-    waiting: list[tuple[Tokens, float]] = [((), 1.0)]
-    while waiting:
-        answer, here = waiting.pop()
-        if over(answer):
-            ended[answer] = here
-            continue
+
+    def moves(answer: Tokens) -> Iterator[tuple[Tokens, float]]:
         allowed = bits(matcher_at(name, answer).masks(()), VOCAB)
         row = torch.where(allowed, ROWS[[[*PROMPT, *answer][-1]]], -torch.inf)
         for token, share in enumerate(distribution(row, SamplingColumns.of([params]))[0].tolist()):
-            if share > 0.0:
-                waiting.append(((*answer, token), here * share))
-    return ended
+            yield (*answer, token), share
+
+    return spread((), moves, over=over, order=len)
 
 
-class Drafting:
-    """How blocks are drawn, and what is sent of it. masks: slots whose draft is masked, from the
-    first on."""
+def blocks(
+    params: SamplingParams, name: str, answer: Tokens, masks: int
+) -> Iterator[tuple[Tokens, float, SparseQ]]:
+    """Every block that a drafter could draw, its probability and what is sent of it. masks: slots
+    whose draft is masked, from the first on."""
 
-    def __init__(self, masks: int, sends_unmasked: bool = False) -> None:
-        self.masks, self.sends_unmasked = masks, sends_unmasked
-
-    def row(
-        self, params: SamplingParams, name: str, answer: Tokens, drafted: Tokens, masks: int
-    ) -> tuple[Any, Any]:
+    @cache
+    def row(drafted: Tokens) -> tuple[Any, Any]:
         """ids and probabilities [K] float32 of the slot behind these."""
         logits = DRAFT[[[*PROMPT, *answer, *drafted][-1]]]
-        if len(drafted) < masks:
-            matcher = matcher_at(name, answer)
-            made = matcher.masks(drafted)
-            if len(made) == len(drafted) + 1:
-                logits = first_masked(logits, [made[-1].tobytes()])
+        made = matcher_at(name, answer).masks(drafted)
+        if len(drafted) < min(masks, len(made)):
+            logits = first_masked(logits, [made[-1].tobytes()])
         ids, probs = draft_distribution(logits, SamplingColumns.of([params]), VOCAB)
         return ids[0].numpy(), probs[0].numpy()
 
-    def blocks(
-        self, params: SamplingParams, name: str, answer: Tokens
-    ) -> Iterator[tuple[Tokens, float, SparseQ]]:
-        for block in itertools.product(range(VOCAB), repeat=BLOCK):
-            chance, sent = 1.0, []
-            for k, token in enumerate(block):
-                ids, probs = self.row(params, name, answer, block[:k], self.masks)
-                exact = probs.astype(np.float64) / probs.astype(np.float64).sum()
-                chance *= float(exact[ids == token].sum())
-                sent.append(
-                    self.row(
-                        params, name, answer, block[:k], 0 if self.sends_unmasked else self.masks
-                    )
-                )
-            if chance > 0.0:
-                q = SparseQ.of(
-                    np.stack([ids for ids, _ in sent]).astype(np.uint32),
-                    np.stack([p for _, p in sent]),
-                )
-                yield block, chance, q
+    for block in itertools.product(range(VOCAB), repeat=BLOCK):
+        sent, chance = [row(block[:k]) for k in range(BLOCK)], 1.0
+        for token, (ids, probs) in zip(block, sent, strict=True):
+            exact = probs.astype(np.float64)
+            chance *= float(exact[ids == token].sum() / exact.sum())
+        if chance > 0.0:
+            ids, probs = map(np.stack, zip(*sent, strict=True))
+            yield block, chance, SparseQ.of(ids.astype(np.uint32), probs)
 
 
 def prefix_of(answer: Tokens, block: Tokens) -> int:
@@ -263,77 +221,48 @@ def prefix_of(answer: Tokens, block: Tokens) -> int:
 
 def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple[int, int, float]]:
     """(accepted, next token, probability) of a pass: p [l + 1, V] float64."""
+    if not block:
+        return by_token([], [], p[0].tolist())
     ids, probs = q.arrays()
-    slots = Slots.of([block], [ids.ravel()], [probs.ravel()], [q.entries]) if block else None
-    dense = slots.dense(range(len(block)), p[:-1]) if slots is not None else p[:0]
-    alive = [1.0]
-    if rule is Rule.BLOCK and slots is not None:
-        made = block_rule.chances(
-            p[torch.from_numpy(slots.slot), torch.from_numpy(slots.ids)].numpy(), slots
-        )
-        left, alive = 1.0, [1.0, *made.alive.tolist()]
-        for kept in range(slots.counting[0], -1, -1):
-            chance = left * (float(made.candidate[kept - 1]) if kept else 1.0)
-            left -= chance
-            whole = kept == slots.counting[0]
-            after = p[kept] if whole else residual(alive[kept] * p[kept], dense[kept])
-            yield from ((kept, token, chance * share) for token, share in enumerate(after.tolist()))
-        return
-    survives = 1.0
-    for k, token in enumerate(block):
-        kept_share = float(accept_probability(p[k, token].item(), dense[k, token].item()))
-        after = residual(p[k], dense[k])
-        yield from (
-            (k, other, survives * (1 - kept_share) * share)
-            for other, share in enumerate(after.tolist())
-        )
-        survives *= kept_share
-    yield from (
-        (len(block), token, survives * share) for token, share in enumerate(p[len(block)].tolist())
-    )
+    slots = Slots.of([block], [ids.ravel()], [probs.ravel()], [q.entries])
+    dense = slots.dense(range(len(block)), p[:-1])
+    if rule is Rule.TOKEN:
+        kept = accept_probability(p[range(len(block)), block].numpy(), slots.q)
+        return by_token(kept.tolist(), residual(p[:-1], dense).tolist(), p[-1].tolist())
+    made = block_rule.chances(p[slots.slot, slots.ids].numpy(), slots)
+    alive = torch.tensor([1.0, *made.alive[:-1]], dtype=torch.float64)
+    after = residual(p[:-1] * alive[:, None], dense).tolist()
+    (counting,) = slots.counting
+    return by_block(made.candidate[:counting].tolist(), after, p[counting].tolist())
+
+
+State = tuple[Tokens, Tokens]  # an answer, and what its matcher stands behind
 
 
 def emitted(
-    name: str,
-    params: SamplingParams,
-    drafting: Drafting,
-    kind: type[GrammarMatcher] = GrammarMatcher,
-    lengths: set[int] | None = None,
+    name: str, params: SamplingParams, masks: int, lengths: set[int]
 ) -> dict[Tokens, float]:
     """Probability of every answer, over all blocks and all coins, round after round. lengths: of
     prefixes, noted."""
-    here = Round(params)
-    mass: dict[tuple[Tokens, Tokens], float] = {}
-    stands: dict[tuple[Tokens, Tokens], GrammarMatcher] = {}
-    ended: dict[Tokens, float] = {}
+    here, stands = Round(params), {((), ()): matcher_at(name, ())}
 
-    def note(answer: Tokens, matcher: GrammarMatcher, share: float) -> None:
-        if over(answer):
-            ended[cut(answer)] = ended.get(cut(answer), 0.0) + share
-            return
-        key = (answer, matcher._matcher.behind)
-        stands.setdefault(key, matcher)
-        mass[key] = mass.get(key, 0.0) + share
-
-    note((), matcher_at(name, (), kind), 1.0)
-    while mass:
-        key = min(mass, key=lambda each: len(each[0]))
-        answer, chance, matcher = key[0], mass.pop(key), stands[key]
-        for block, drawn, q in drafting.blocks(params, name, answer):
-            prefix = prefix_of(answer, block)
-            if lengths is not None:
-                lengths.add(prefix)
-            block, sent = block[:prefix], q.prefix(prefix) if prefix else SparseQ(0, b"", b"")
-            rows, _ = here.rows(answer, matcher, block, sent)
-            p = distribution(rows, SamplingColumns.of([params]))
+    def moves(state: State) -> Iterator[tuple[State, float]]:
+        answer, matcher = state[0], stands[state]
+        for block, drawn, q in blocks(params, name, answer, masks):
+            lengths.add(prefix := prefix_of(answer, block))
+            block, sent = block[:prefix], q.prefix(prefix) if prefix else NO_Q
+            p = distribution(here.rows(answer, matcher, block, sent), SamplingColumns.of([params]))
             for accepted, token, share in outcomes(params.rule, p, block, sent):
                 if share > 0.0:
-                    tokens, after = here.commit(answer, matcher, block, sent, accepted, token)
-                    note((*answer, *tokens), after, chance * drawn * share)
-    return ended
+                    said, after = here.run(
+                        answer, matcher, block, sent, lambda *_, to=(accepted, token): [to]
+                    )
+                    longer = cut((*answer, *said))
+                    behind = () if over(longer) else after._matcher.behind
+                    stands.setdefault((longer, behind), after)
+                    yield (longer, behind), drawn * share
 
-
-def variation(one: dict[Tokens, float], other: dict[Tokens, float]) -> float:
-    return 0.5 * sum(
-        abs(one.get(word, 0.0) - other.get(word, 0.0)) for word in one.keys() | other.keys()
+    ended = spread(
+        ((), ()), moves, over=lambda state: over(state[0]), order=lambda state: len(state[0])
     )
+    return {answer: chance for (answer, _), chance in ended.items()}
