@@ -303,17 +303,6 @@ def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert judge(logits, cases) == whole
 
 
-def test_greedy_sequences_are_matched_without_q() -> None:
-    logits, cases = at_random(4)
-    greedy = [replace(case, params=SamplingParams(0.0), q=NO_Q) for case in cases]
-    top = logits.argmax(-1).tolist()
-    for case, (accepted, token) in zip(greedy, judge(logits, greedy), strict=True):
-        rows = top[case.first_row : case.first_row + len(case.draft_ids) + 1]
-        assert list(case.draft_ids[:accepted]) == rows[:accepted]
-        assert accepted == len(case.draft_ids) or case.draft_ids[accepted] != rows[accepted]
-        assert token == rows[accepted]
-
-
 def test_half_precision_logits_are_judged_in_float64() -> None:
     logits, cases = at_random(5)
     half = logits.bfloat16()

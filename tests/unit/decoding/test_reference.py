@@ -1,5 +1,5 @@
-"""The oracle decodes, names every draw once, and is reproduced by a batched system and by its own
-record."""
+"""The oracle decodes, names every draw once, and is reproduced by its own record; the distributed
+system says what it says: `test_equals_reference`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ import torch
 from named_draws import Name, record
 from torch import Tensor
 
-from dspark.decoding.acceptance import PackedCase, first_token, judge
-from dspark.decoding.drafting import DraftNoise
 from dspark.decoding.philox import Purpose
 from dspark.decoding.reference import Pick, RecordedRound, ReferenceRun, generate, replay
-from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.rounds.plan import PlanKind, Terms, prefixes
-from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
+from dspark.types import NO_Q, Rule, SamplingParams
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)
@@ -214,64 +211,3 @@ def test_a_hand_over_is_replayed_in_its_own_epoch() -> None:
     assert (
         replay(PROMPT, target, rounds, params, max_tokens=len(shown) + 20) == shown + then.token_ids
     )
-
-
-@pytest.mark.parametrize("terms", [PRICE, THRESHOLD], ids=["price", "threshold"])
-def test_a_batched_system_shows_the_tokens_of_the_reference(terms: Terms) -> None:
-    # Drafting, cutting and judging go in cohorts here; the oracle takes one sequence at a time.
-    all_params = [*ALL_PARAMS, SamplingParams(1.2, 0.7, 0, seed=9), SamplingParams(0.0, seed=4)]
-    prompts = [PROMPT[: 2 + row % 4] for row in range(len(all_params))]
-    sequences = [list(prompt) for prompt in prompts]
-    made: list[list[RecordedRound]] = [[] for _ in all_params]
-    for row, params in enumerate(all_params):
-        sequences[row].append(
-            first_token(
-                target(sequences[row], 1)[0], params, Cursor(row, 1, 0, len(sequences[row]))
-            )
-        )
-    for _ in range(12):
-        cursors = [Cursor(row, 1, 1, len(tokens)) for row, tokens in enumerate(sequences)]
-        noise, columns = DraftNoise(all_params, cursors, BLOCK), SamplingColumns.of(all_params)
-        seen = [list(tokens) for tokens in sequences]
-        confidence = np.zeros((len(all_params), BLOCK))
-        sent = []
-        for slot in range(BLOCK):
-            confidence[:, slot] = [confidence_after(tokens) for tokens in seen]
-            ids, probs = draft_distribution(
-                torch.stack([draft_logits(tokens) for tokens in seen]), columns, ENTRIES
-            )
-            for tokens, token in zip(seen, noise.pick(slot, ids, probs).tolist(), strict=True):
-                tokens.append(token)
-            sent.append((ids.numpy(), probs.numpy()))
-        chosen = prefixes(confidence.tolist(), [terms] * len(all_params))
-        cases, rows, at = [], [], 0
-        for row, (params, prefix) in enumerate(zip(all_params, chosen, strict=True)):
-            kept = 1 if params.greedy else ENTRIES  # a greedy sequence sends its first entry alone
-            ids, probs = (np.stack([slot[part][row, :kept] for slot in sent]) for part in range(2))
-            draft = seen[row][len(sequences[row]) :][:prefix]
-            q = NO_Q if params.rule is Rule.COUPLED else SparseQ.of(ids, probs).prefix(prefix)
-            cases.append(PackedCase(cursors[row], params, at, draft, q))
-            rows.append(target([*sequences[row], *draft], prefix + 1))
-            at += prefix + 1
-        for row, (case, (accepted, token)) in enumerate(
-            zip(cases, judge(torch.cat(rows), cases), strict=True)
-        ):
-            anchor = len(sequences[row]) - 1
-            made[row].append(
-                RecordedRound(
-                    anchor, tuple(case.draft_ids), case.q, len(case.draft_ids), accepted, token
-                )
-            )
-            sequences[row] += [*case.draft_ids[:accepted], token]
-    for row, params in enumerate(all_params):
-        answer = tuple(sequences[row][len(prompts[row]) :])
-        assert replay(prompts[row], target, made[row], params, max_tokens=len(answer)) == answer
-        choices = {round_.anchor_position: round_.prefix for round_ in made[row]}
-        run = run_of(
-            lambda anchor, _, choices=choices: choices[anchor],
-            params,
-            len(answer),
-            prompt=prompts[row],
-        )
-        assert run.token_ids == answer
-        assert [r.accepted for r in run.rounds] == [r.accepted for r in made[row]]

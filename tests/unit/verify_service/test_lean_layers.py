@@ -1,5 +1,5 @@
 """Lean layers say what stock layers say, are used only where they fit, and hooks still see every
-layer."""
+layer; and what they stand in for is right by itself."""
 
 from __future__ import annotations
 
@@ -12,24 +12,34 @@ import transformers
 from dspark.model.products import Product
 from dspark.model.target import TargetTaps
 from tests.architectures.families import SHAPE
-from tests.unit.verify_service.test_families import PACKED, family, loud
+from tests.unit.verify_service.test_families import family, loud
 from verify_service import self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.plan import Segment
+from verify_service.stateful import StatefulRunner
 
-LEAN = {"llama": 4, "qwen3": 4, "mistral": 4}
+# Of four layers those that are replaced.
+LEAN = {
+    "llama": 4,
+    "qwen3": 4,
+    "mistral": 4,  # every layer has a window
+    "gemma2": 0,  # capped scores and some windows
+    "gpt_oss": 0,  # sinks, experts and some windows
+    "gemma4": 0,  # two head sizes and values that are keys
+    "deepseek_v2": 0,  # values smaller than keys
+}
 
 
 def qwen3(**more: Any) -> Any:
     return transformers.Qwen3Config(**{**SHAPE, "head_dim": 32, **more})
 
 
-@pytest.mark.parametrize("name", [*PACKED, "qwen3"])
+@pytest.mark.parametrize("name", LEAN)
 def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(name: str) -> None:
     target = family(name)
     cases = self_test.expected(target)
     runner = ModelRunner(target.model, None, 512, lean=True)
-    assert runner.lean.layers == LEAN.get(name, 0)
+    assert runner.lean.layers == LEAN[name]
     assert ("forward" in vars(target.model.get_decoder())) == (runner.lean.layers == 4), (
         "the way through, too"
     )
@@ -37,6 +47,7 @@ def test_only_layers_of_the_known_shape_are_replaced_and_the_pass_stays_right(na
     runner.lean.undo()
     assert all("forward" not in vars(module) for module in target.model.modules())
     assert self_test.disagreement(ModelRunner(target.model, None, 512), cases) is None
+    assert self_test.disagreement(StatefulRunner(target.model, None), cases) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -4,7 +4,6 @@ kept."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +12,10 @@ from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
-from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
 Load = Callable[..., VerifyEngine]
-
-
-@pytest.fixture
-def load(golden_target: Path, golden_drafter: Path) -> Load:
-    """An engine of the tiny pair under some settings."""
-    pair = {"target": str(golden_target), "drafter": str(golden_drafter)}
-    return lambda **settings: VerifyEngine.load(VerifyConfig(**pair, **settings))
 
 
 def say(

@@ -3,6 +3,7 @@ refused, what is told."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from faults import oracle
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, Verdict
 from tests.wire_law.expected import next_law
-from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
@@ -23,10 +23,8 @@ SHAPED = SamplingParams(0.0, **PENALTIES, logit_bias=((9, 1.0),), prompt_len=11)
 
 
 @pytest.fixture
-def engine(golden_target: Path) -> VerifyEngine:
-    return VerifyEngine.load(
-        VerifyConfig(target=str(golden_target), kv_tokens=2048, prefill_chunk=4)
-    )
+def engine(load: Callable[..., VerifyEngine]) -> VerifyEngine:
+    return load(kv_tokens=2048, prefill_chunk=4)
 
 
 def plain_greedy(target: Path, count: int) -> list[int]:
@@ -60,18 +58,6 @@ def test_a_hand_over_counts_what_was_committed_as_the_answer(
     anchor = take_in(engine, 1, tokens, params=SHAPED, epoch=2)
     assert anchor == wanted[6]
     assert judged(engine, item(1, 1, [*tokens, anchor], [], epoch=2))[0].tokens[-1] == wanted[7]
-
-
-def test_neighbours_in_a_pass_do_not_notice(engine: VerifyEngine) -> None:
-    plain = SamplingParams(0.0)
-    tokens = {
-        1: [*PROMPT, take_in(engine, 1, PROMPT, params=plain)],
-        2: [*PROMPT, take_in(engine, 2, PROMPT, params=SHAPED)],
-    }
-    alone = judged(engine, item(1, 1, tokens[1], []))[0]
-    tokens[3] = [*PROMPT, take_in(engine, 3, PROMPT, params=plain)]
-    _, beside = judged(engine, *(item(s, 1, tokens[s]) for s in (2, 3)))
-    assert beside.tokens[-1] == alone.tokens[-1]
 
 
 @pytest.mark.parametrize(

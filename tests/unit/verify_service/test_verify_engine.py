@@ -3,6 +3,7 @@ always comes back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,12 @@ from dspark.model.target import TargetTaps
 from dspark.types import NO_Q, Cursor, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from verify_service import packed_step
 from verify_service.batch_runner import FeatureRun
-from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 
 
 @pytest.fixture
-def engine(golden_target: Path, golden_drafter: Path) -> VerifyEngine:
-    pair = {"target": str(golden_target), "drafter": str(golden_drafter)}
-    return VerifyEngine.load(VerifyConfig(**pair, kv_tokens=2048, prefill_chunk=4))
+def engine(load: Callable[..., VerifyEngine]) -> VerifyEngine:
+    return load(kv_tokens=2048, prefill_chunk=4)
 
 
 def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
@@ -63,6 +62,7 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
     all_params = [
         GREEDY,
         SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(0.0, presence_penalty=1.5, logit_bias=((9, 100.0),), prompt_len=8),
         SamplingParams(temperature=0.7, top_k=5, seed=4),
         SamplingParams(temperature=1.5, seed=5),
     ]
@@ -74,7 +74,8 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
             prompt = PROMPT[: 4 + 2 * n]
             anchor = take_in(engine, base + n, prompt, params=params)
             items.append(item(base + n, 1, [*prompt, anchor], drafts[n]))
-    for one, alone in zip(judged(engine, *items[:4]), items[4:], strict=True):
+    cohort, apart = items[: len(all_params)], items[len(all_params) :]
+    for one, alone in zip(judged(engine, *cohort), apart, strict=True):
         (other,) = judged(engine, alone)
         assert one.tokens == other.tokens
 
@@ -163,10 +164,8 @@ def test_sequences_that_do_not_keep_features_cannot_be_resent(engine: VerifyEngi
     assert engine.features(Cursor(1, 1, 1, len(PROMPT) + 1), 0) is None
 
 
-def test_cohorts_larger_than_a_pass_are_judged_in_turns(golden_target: Path) -> None:
-    small = VerifyEngine.load(
-        VerifyConfig(target=str(golden_target), kv_tokens=2048, max_batch_tokens=5)
-    )
+def test_cohorts_larger_than_a_pass_are_judged_in_turns(load: Callable[..., VerifyEngine]) -> None:
+    small = load(kv_tokens=2048, max_batch_tokens=5)
     items = [item(n, 1, [*PROMPT, take_in(small, n, PROMPT)], [9, 9]) for n in range(4)]
     made = small.judge_cohort(items)
     assert made.tokens == 12
