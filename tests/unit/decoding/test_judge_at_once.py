@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from packed import packed_pass
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.decoding import at_once, judge_at_once, masking, moving, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
@@ -21,6 +20,7 @@ from dspark.decoding.gumbel import times
 from dspark.decoding.moving import sent
 from dspark.decoding.sampling import SamplingColumns
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
+from tests.operations import WAITS, Watched
 
 VOCAB = 24
 ALL_PARAMS = [
@@ -32,7 +32,6 @@ ALL_PARAMS = [
     SamplingParams(min_p=0.1, rule=Rule.BLOCK),
     SamplingParams(rule=Rule.COUPLED),
 ]
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
 
 
 def pass_of(
@@ -123,18 +122,6 @@ def test_logits_that_are_not_numbers_are_an_error(params: SamplingParams) -> Non
         judge_at_once.judge_at_once(logits, cases)
 
 
-class _Counting(TorchDispatchMode):
-    """Operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("all_params", "most"),
     [(ALL_PARAMS[:1] * 8, 45), (ALL_PARAMS[1:6] * 4, 250), (ALL_PARAMS * 4, 360)],
@@ -150,42 +137,35 @@ def test_a_pass_is_waited_for_once(
         logits, cases = pass_of(5, all_params * count)
         judge_at_once.judge_at_once(logits, cases)  # columns are kept from here on
         fetched.clear()
-        with _Counting() as counting:
+        seen: list[str] = []
+        with Watched(lambda name, *_, seen=seen: seen.append(name)):
             judge_at_once.judge_at_once(logits, cases, watch=DrawsWatch(1) if watched else None)
         assert len(fetched) == 1
-        assert not counting.seen.keys() & set(WAITS)
-        counts.append(counting.seen.total())
+        assert not WAITS & set(seen)
+        counts.append(len(seen))
     assert counts[0] == counts[1] <= most, "as many operations for many sequences as for few"
-
-
-class _Copies(TorchDispatchMode):
-    """From the host to elsewhere."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.count += (
-            func.overloadpacket.__name__ in ("_to_copy", "to") and args[0].device != made.device
-        )
-        return made
 
 
 def test_what_shapes_and_masks_rows_goes_to_a_device_without_a_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By `sent` alone: after any other copy to a card it is waited for."""
-    by_sent = []
+    by_sent, copies = [], []
+
+    def saw(name: str, args: Any, made: Any) -> None:
+        if name in ("_to_copy", "to") and args[0].device != made.device:
+            copies.append(name)
+
     for module in (shaping, masking):
         monkeypatch.setattr(
             module, "sent", lambda *to: by_sent.append(1) or sent(*to), raising=False
         )
     logits = torch.zeros(4, VOCAB, device="meta")
-    with _Copies() as copies:
+    with Watched(saw):
         shaping.shaped(logits, [(0, (1,), shaping.Shaper(SamplingParams(repetition_penalty=1.7)))])
         masking.mask(logits, [(2, np.full((2, 1), 5, np.int32))])
         masking.first_masked(logits, [b"", b"\5\0\0\0", b"", b""])
-    assert len(by_sent) == copies.count == 8
+    assert len(by_sent) == len(copies) == 8
 
 
 def test_nothing_looks_at_a_number() -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dspark.cli.conformance_decode import CaseRun
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import (
     LoadedTarget,
@@ -34,6 +34,8 @@ from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import values
 from dspark.training.rounds import anchors_at
+from dspark.types import Cursor
+from tests.operations import WAITS, Watched
 from tests.unit.model.golden import DATA, altered, block_cases, without
 from tests.unit.model.tiny import walked
 
@@ -163,23 +165,6 @@ def test_what_is_mixed_in_fp32_stays_so_beside_bf16() -> None:
         )
 
 
-class Reads(TorchDispatchMode):
-    """Operations behind which the host waits for what a device has computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        self.found += (
-            [name]
-            if name in {"_local_scalar_dense", "nonzero", "_unique2", "bincount", "equal"}
-            else []
-        )
-        return func(*args, **(kwargs or {}))
-
-
 @torch.no_grad()  # in which operations are told in their smallest parts
 def test_a_block_waits_for_the_device_once_for_each_mixture_alone() -> None:
     drafter = staged(SHIPPED)
@@ -191,9 +176,10 @@ def test_a_block_waits_for_the_device_once_for_each_mixture_alone() -> None:
         context = Entries(own, own, lengths[at])
         return drafter.propose(Anchors(asked[at], lengths[at], context), 5).hidden
 
-    with Reads() as reads:
+    seen: list[str] = []
+    with Watched(lambda name, *_: seen.append(name)):
         both = block(slice(2), 40)
-    assert not reads.found, "the counts of a mixture come by a way that is not told here"
+    assert not WAITS & set(seen), "the counts of a mixture come by a way that is not told here"
     for at, count in enumerate(lengths.tolist()):
         torch.testing.assert_close(both[at], block(slice(at, at + 1), count)[0], **CLOSE_STREAMS)
 
@@ -305,43 +291,24 @@ def test_the_target_is_tapped_as_the_mean_of_its_streams() -> None:
 def test_greedy_runs_of_the_whole_loop_are_the_references() -> None:
     target, drafter = load_target(WHOLE), load_drafter(WHOLE)
     for case in json.loads((WHOLE / "decode_cases.json").read_text()):
-        found = _run(target, drafter, case)
-        assert found == {name: case[name] for name in found}
+        assert _run(target, drafter, case).problem(case) is None
 
 
-def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> dict[str, list[int]]:
-    """With stock pieces alone. The reference's own counting: a last round may overshoot and still
-    counts."""
-    ids, stops = list(case["prompt_ids"]), set(case["stop_token_ids"])
+def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> CaseRun:
+    """With stock pieces alone."""
+    ids, stops = list(case["prompt_ids"]), frozenset(case["stop_token_ids"])
     end = len(ids) + case["max_new_tokens"]
-    accepted_lengths, proposals, accepted_drafts = [], [], []
     logits, features = _forward(target, drafter, ids)
     ids.append(int(logits[-1].argmax()))
-    stopped = ids[-1] in stops
-    while not stopped and len(ids) - 1 < end:
+    run = CaseRun(Cursor(1, 1, 0, len(ids)), end, stops, 0.0, ids, stopped=ids[-1] in stops)
+    while run.going:
         draft = _draft(drafter, ids, features, case["confidence_threshold"])
         logits, features = _forward(target, drafter, ids + draft)
         wanted = logits[len(ids) - 1 :].argmax(dim=-1).tolist()
-        kept = 0
-        while kept < len(draft) and draft[kept] == wanted[kept]:
-            kept += 1
-        inside = next((i + 1 for i, token in enumerate(draft[:kept]) if token in stops), None)
-        if inside is not None:
-            ids += draft[:inside]
-            stopped = True
-        else:
-            ids += [*draft[:kept], wanted[kept]]
-            stopped = wanted[kept] in stops
-        accepted_lengths.append(inside or kept + 1)
-        proposals.append(inside or len(draft))
-        accepted_drafts.append(inside or kept)
+        kept = next((k for k, token in enumerate(draft) if token != wanted[k]), len(draft))
+        run.take([*draft[:kept], wanted[kept]], len(draft))
         features = features[: len(ids) - 1]
-    return {
-        "output_ids": ids[:end],
-        "acceptance_lengths": accepted_lengths,
-        "proposal_lengths": proposals,
-        "accepted_draft_lengths": accepted_drafts,
-    }
+    return run
 
 
 def _forward(

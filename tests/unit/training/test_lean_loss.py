@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config import HeadType
@@ -19,6 +18,7 @@ from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
 from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
 from dspark.training.loss import LossWeights, slot_weights, sum_terms
+from tests.operations import Watched
 from tests.unit.model.tiny import dense, text, tiny_drafter
 
 
@@ -195,19 +195,6 @@ def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -
     )
 
 
-class _Largest(TorchDispatchMode):
-    """The most numbers that one result of an operation held while this was in force."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for made in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(made, torch.Tensor):
-                self.numbers = max(self.numbers, made.numel())
-        return result
-
-
 def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,9 +207,15 @@ def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(
     )
 
     def peak(objective: Callable[[], torch.Tensor]) -> int:
-        with _Largest() as largest:
+        sizes: list[int] = []
+
+        def saw(_: str, args: Any, made: Any) -> None:
+            each = made if isinstance(made, tuple | list) else [made]
+            sizes.extend(one.numel() for one in each if isinstance(one, torch.Tensor))
+
+        with Watched(saw):
             torch.autograd.grad(objective(), hidden)
-        return largest.numbers
+        return max(sizes)
 
     def plain() -> torch.Tensor:
         law = torch.softmax(wanted.detach() @ head.t(), dim=-1)
