@@ -9,36 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draft_steps import GREEDY, draft_engine, fill, item
 
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.engine import DraftEngine
 from dspark.model.family import Anchors
 from dspark.types import Cursor, EmptyReason, SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 
 
 @pytest.fixture
 def engine(golden_drafter: Path) -> DraftEngine:
-    return DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
-
-
-def fill(engine: DraftEngine, sequence: int, count: int) -> Cursor:
-    engine.open(Cursor(sequence, 1, 0, count), 200)
-    rows = torch.randn(count, 64, generator=torch.Generator().manual_seed(sequence))
-    engine.ingest(sequence, 1, 0, [0] * count, rows)
-    return Cursor(sequence, 1, 1, count + 1)
-
-
-def item(
-    cursor: Cursor, params: SamplingParams = GREEDY, anchor: int = 7, slots: int = 0
-) -> DraftItem:
-    return DraftItem(cursor, anchor, cursor.committed_len - 1, params, slots)
+    return draft_engine(golden_drafter)
 
 
 def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:
-    cursor = fill(engine, 1, 20)
+    cursor = fill(engine, 1, [0] * 20)
     params = SamplingParams(temperature=3.0, seed=11)
     first = engine.draft([item(cursor, params)])[0]
     assert engine.draft([item(cursor, params)])[0].token_ids == first.token_ids
@@ -54,14 +40,16 @@ def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(
     engine: DraftEngine, entries: int
 ) -> None:
     engine.config = replace(engine.config, q_entries=entries)  # as ablations do
-    (block,) = engine.draft([item(fill(engine, 1, 20), SamplingParams(temperature=3.0, seed=11))])
+    (block,) = engine.draft(
+        [item(fill(engine, 1, [0] * 20), SamplingParams(temperature=3.0, seed=11))]
+    )
     assert {len(ids) for ids in block.q.arrays()[0]} == {entries}
 
 
 def test_only_the_slots_that_are_asked_for_are_computed(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cursor, computed = fill(engine, 1, 30), list[int]()
+    cursor, computed = fill(engine, 1, [0] * 30), list[int]()
     propose = engine.drafter.propose
 
     def counted(anchors: Anchors, slots: int) -> Any:
@@ -77,8 +65,8 @@ def test_only_the_slots_that_are_asked_for_are_computed(
 def test_unlike_contexts_go_apart_only_where_they_are_padded(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items = [item(fill(engine, sequence, 2)) for sequence in range(15)] + [
-        item(fill(engine, 99, 190))
+    items = [item(fill(engine, sequence, [0] * 2)) for sequence in range(15)] + [
+        item(fill(engine, 99, [0] * 190))
     ]
     passes = list[int]()
     draft_group = engine._draft_group
@@ -99,7 +87,7 @@ def test_fewer_slots_of_whole_blocks_are_their_head(
     engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
-    cursor = fill(engine, 1, 30)
+    cursor = fill(engine, 1, [0] * 30)
     for params in (GREEDY, SAMPLED):
         full = engine.draft([item(cursor, params)])[0]
         short = engine.draft([item(cursor, params, slots=3)])[0]
@@ -113,7 +101,7 @@ def test_fewer_slots_of_whole_blocks_are_their_head(
 
 
 def test_what_cannot_be_drafted_is_an_empty_block_that_says_why(engine: DraftEngine) -> None:
-    ready = fill(engine, 1, 20)
+    ready = fill(engine, 1, [0] * 20)
     waiting = Cursor(1, 1, 1, 30)
     longest = engine.context_length
     engine.open(Cursor(2, 1, 0, 5), longest + 10)
@@ -140,7 +128,7 @@ def test_what_cannot_be_drafted_is_an_empty_block_that_says_why(engine: DraftEng
 
 
 def test_a_poisoned_context_spoils_its_own_sequence_only(engine: DraftEngine) -> None:
-    good, bad = fill(engine, 1, 20), fill(engine, 2, 20)
+    good, bad = fill(engine, 1, [0] * 20), fill(engine, 2, [0] * 20)
     alone = engine.draft([item(good)])[0]
     engine.open(Cursor(2, 2, 0, 20), 200)
     engine.ingest(2, 2, 0, [0] * 20, torch.full((20, 64), float("nan")))

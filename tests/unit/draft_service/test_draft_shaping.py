@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from draft_steps import draft_engine, item
 
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.engine import DraftEngine
 from draft_service.interface import Rows
 from dspark.decoding.acceptance import validate_q
 from dspark.decoding.shaping import Shaper
@@ -23,7 +23,7 @@ ANCHOR = 7
 
 @pytest.fixture
 def engine(golden_drafter: Path) -> DraftEngine:
-    return DraftEngine.load(DraftConfig(drafter=str(golden_drafter), context_tokens=4096))
+    return draft_engine(golden_drafter)
 
 
 def fill(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
@@ -35,7 +35,7 @@ def fill(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
 
 
 def draft(engine: DraftEngine, cursor: Cursor, *all_params: SamplingParams):  # type: ignore[no-untyped-def]
-    items = [DraftItem(cursor, ANCHOR, cursor.committed_len - 1, params) for params in all_params]
+    items = [item(cursor, params, ANCHOR) for params in all_params]
     return [engine.draft([one])[0] for one in items] if len(items) > 1 else engine.draft(items)[0]
 
 
@@ -69,10 +69,7 @@ def test_a_shaped_member_of_a_cohort_leaves_its_neighbours_alone(engine: DraftEn
         SamplingParams(0.8, seed=3, logit_bias=((77, 5.0),), min_p=0.05),
         SamplingParams(0.8, seed=4),
     ]
-    items = [
-        DraftItem(c, ANCHOR, len(HISTORY), params)
-        for c, params in zip(cursors, all_params, strict=True)
-    ]
+    items = [item(c, params, ANCHOR) for c, params in zip(cursors, all_params, strict=True)]
     together = engine.draft(items)
     for one, block in zip(items, together, strict=True):
         assert engine.draft([one])[0].token_ids == block.token_ids
@@ -92,14 +89,10 @@ def test_a_law_of_another_vocabulary_empties_its_own_block_alone(
     engine: DraftEngine, bad: SamplingParams
 ) -> None:
     one, other = fill(engine, 1), fill(engine, 2)
-    empty, full = engine.draft(
-        [
-            DraftItem(c, ANCHOR, len(HISTORY), params)
-            for c, params in ((one, bad), (other, SamplingParams(0.0)))
-        ]
-    )
+    plain = SamplingParams(0.0)
+    empty, full = engine.draft([item(one, bad, ANCHOR), item(other, plain, ANCHOR)])
     assert (empty.token_ids, empty.empty_reason) == ((), EmptyReason.INVALID)
-    assert full.token_ids == draft(engine, other, SamplingParams(0.0)).token_ids
+    assert full.token_ids == draft(engine, other, plain).token_ids
 
 
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
@@ -142,10 +135,7 @@ def test_a_bug_at_one_sequence_empties_its_own_block_alone(
         SamplingParams(0.0, logit_bias=((77, 5.0),)),
         SamplingParams(0.0, logit_bias=((78, 5.0),)),
     ]
-    items = [
-        DraftItem(c, ANCHOR, len(HISTORY), params)
-        for c, params in zip(cursors, all_params, strict=True)
-    ]
+    items = [item(c, params, ANCHOR) for c, params in zip(cursors, all_params, strict=True)]
     wanted = [block.token_ids for block in engine.draft(items)]
     inner = Shaper.changes
 

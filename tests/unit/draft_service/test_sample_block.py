@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draft_steps import draft_engine, fill, item
 
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine, DraftItem
+from draft_service.engine import DraftEngine
 from draft_service.sample_block import SampledBlock, sample_block
 from dspark.decoding import moving
 from dspark.decoding.drafting import DraftNoise, coupled
@@ -49,16 +49,13 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> DraftEngine:
     folder = DATA / request.param
     if request.param == HEADLESS:
         folder = altered(tmp_path / "headless", WITHOUT, _behead, of=DATA / "dspark_vanilla")
-    engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
-    engine.open(Cursor(1, 1, 0, ROWS), 200)
-    engine.ingest(
-        1, 1, 0, [0] * ROWS, torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1))
-    )
+    engine = draft_engine(folder)
+    assert fill(engine, 1, [0] * ROWS) == CURSOR
     return engine
 
 
 def blocks(engine: DraftEngine, *all_params: SamplingParams) -> list[Block]:
-    return [engine.draft([DraftItem(CURSOR, 7, ROWS, params)])[0] for params in all_params]
+    return [engine.draft([item(CURSOR, params)])[0] for params in all_params]
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
@@ -123,24 +120,21 @@ def test_every_member_of_a_cohort_is_calibrated_for_its_own_rule_and_bucket(
     (tmp_path / "drafter" / "calibration.json").write_text(
         json.dumps(calibration_to_json(Calibration(None, fits)))
     )
-    engine = DraftEngine.load(DraftConfig(drafter=str(tmp_path / "drafter"), context_tokens=4096))
+    engine = draft_engine(tmp_path / "drafter")
     named = {Rule.TOKEN: "token", Rule.BLOCK: "block", Rule.COUPLED: "coupled"}
     all_params = [
         SamplingParams(temperature, seed=3, rule=rule)
         for rule in named
         for temperature in (0.0, 0.9)
     ]
-    items = []
-    for number, params in enumerate(all_params):
-        engine.open(Cursor(number, 1, 0, ROWS), 200)
-        engine.ingest(number, 1, 0, [0] * ROWS, torch.randn(ROWS, 64))
-        items.append(DraftItem(CURSOR._replace(sequence=number), 7, ROWS, params))
-    together = engine.draft(items)
-    for item, block in zip(items, together, strict=True):
-        offset = offsets[named[item.params.rule], "greedy" if item.params.greedy else "sampled"]  # type: ignore[index]
+    items = [
+        item(fill(engine, number, [0] * ROWS), params) for number, params in enumerate(all_params)
+    ]
+    for params, one, block in zip(all_params, items, engine.draft(items), strict=True):
+        offset = offsets[named[params.rule], "greedy" if params.greedy else "sampled"]  # type: ignore[index]
         chance = 1.0 / (1.0 + math.exp(-offset))
         np.testing.assert_allclose(block.confidence, [chance] * 7, atol=1e-5)
-        np.testing.assert_allclose(engine.draft([item])[0].confidence, [chance] * 7, atol=1e-5)
+        np.testing.assert_allclose(engine.draft([one])[0].confidence, [chance] * 7, atol=1e-5)
 
 
 ALL = [
@@ -154,7 +148,7 @@ ALL = [
 
 def cohort(engine: DraftEngine, all_params: list[SamplingParams]) -> SampledBlock:
     """Of sequences of one context."""
-    items = [DraftItem(CURSOR, 7, ROWS, params) for params in all_params]
+    items = [item(CURSOR, params) for params in all_params]
     proposal, anchors = engine.propose(items, 7)
     told = {"slots": 7, "entries": 16}
     return sample_block(
@@ -182,7 +176,7 @@ def test_a_first_slot_is_drawn_from_what_its_form_lets_come_and_that_is_sent(
     engine: DraftEngine, params: SamplingParams, mask: bytes, allowed: set[int]
 ) -> None:
     """Its neighbours draw as they do without it."""
-    asked = DraftItem(CURSOR, 7, ROWS, params)
+    asked = item(CURSOR, params)
     free, _ = engine.draft([asked, asked])
     beside, found = engine.draft([asked, asked._replace(mask=mask)])
     assert beside == free
@@ -204,7 +198,7 @@ def test_a_first_slot_is_drawn_from_what_its_form_lets_come_and_that_is_sent(
 
 def test_a_form_that_leaves_nothing_of_a_vocabulary_is_let_be(engine: DraftEngine) -> None:
     for params in ALL:
-        asked = DraftItem(CURSOR, 7, ROWS, params)
+        asked = item(CURSOR, params)
         assert engine.draft([asked._replace(mask=mask_of())]) == engine.draft([asked])
 
 

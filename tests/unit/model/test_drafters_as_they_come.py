@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from draft_steps import draft_engine, fill, item
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine, DraftItem
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.model.formats.report import report
-from dspark.types import Block, Cursor, SamplingParams
+from dspark.types import Block
 from tests.unit.model.golden import DATA, TARGET, altered, fresh, without
 
 DRAFTER = DATA / "dspark_vanilla"
@@ -90,25 +89,15 @@ SAME = ("neighbouring pairs", "settings inside, tables left out")  # as the ship
 
 def drafted(folder: Path) -> list[Block]:
     """Blocks of the service at three lengths, in one pass."""
-    engine = DraftEngine.load(
-        DraftConfig(drafter=str(folder), target=str(TARGET), context_tokens=512, page_size=4)
+    engine, projection = (
+        draft_engine(folder, target=str(TARGET), page_size=4),
+        load_projection(folder),
     )
-    projection = load_projection(folder)
     items = []
     for sequence, count in enumerate((3, 30, 11)):
-        features = torch.randn(
-            count, projection.feature_size, generator=torch.Generator().manual_seed(sequence)
-        )
-        assert engine.open(Cursor(sequence, 1, 0, count), 100) is None
-        engine.ingest(sequence, 1, 0, [0] * count, projection.project(features))
-        items.append(
-            DraftItem(
-                Cursor(sequence, 1, 1, count + 1),
-                7 + sequence,
-                count,
-                SamplingParams(temperature=0.0),
-            )
-        )
+        draws = torch.Generator().manual_seed(sequence)
+        rows = projection.project(torch.randn(count, projection.feature_size, generator=draws))
+        items.append(item(fill(engine, sequence, [0] * count, rows), anchor=7 + sequence))
     return engine.draft(items)
 
 
@@ -227,30 +216,6 @@ def test_a_setting_that_no_tensor_shows_is_refused_by_name(
         read_drafter_config(altered(tmp_path / "released", {key: value}, of=DRAFTER))
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (
-            {"rope_scaling": {"type": "linear", "factor": 4.0}},
-            r'rope_scaling\.rope_type: "linear" is not supported',
-        ),
-        (
-            {"rope_scaling": {"rope_theta": 10**400}},
-            r"rope_scaling\.rope_theta: expected a positive number",
-        ),
-        (
-            {"sample_from_anchor": False, "markov_head_type": "rnn"},
-            "markov_head_type: 'rnn' needs sample_from_anchor",
-        ),
-    ],
-)
-def test_settings_that_would_be_passed_over_are_refused(
-    tmp_path: Path, more: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        read_drafter_config(altered(tmp_path, more, of=DRAFTER))
-
-
 def test_a_map_of_the_whole_vocabulary_is_followed(tmp_path: Path) -> None:
     """Draft ids in another order than the target's, and their rows of the head."""
     order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
@@ -283,26 +248,6 @@ def test_layers_that_are_no_list_of_those_that_are_read_are_refused_by_name(tmp_
         CheckpointError, match=r"aux_hidden_state_layer_ids: expected ascending .* \[5, 4"
     ):
         read_drafter_config(turned)
-
-
-@pytest.mark.parametrize(
-    ("inner", "error", "named"),
-    [
-        (
-            {"projector_type": "domino"},
-            UnsupportedFamily,
-            r"dflash_config\.projector_type: 'domino'",
-        ),
-        ({"mask_token_id": 3}, CheckpointError, r"dflash_config\.mask_token_id: 3"),
-        ([], CheckpointError, "dflash_config: expected an object"),
-    ],
-)
-def test_settings_inside_are_checked_against_those_beside_them(
-    inner: Any, error: type[Exception], named: str
-) -> None:
-    raw = json.loads((DRAFTER / "config.json").read_text())
-    with pytest.raises(error, match=named):
-        parse_drafter_config(raw | {"dflash_config": inner})
 
 
 @pytest.mark.parametrize(

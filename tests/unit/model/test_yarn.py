@@ -11,7 +11,6 @@ import torch
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.config_file import config_to_json, parse_drafter_config, read_drafter_config
 from tests.unit.model.golden import altered
@@ -62,28 +61,3 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
     }
     assert read_drafter_config(altered(folder, older)) == current
     assert current.yarn is not None
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"factor": 0}, "rope_parameters.factor"),
-        (
-            {"original_max_position_embeddings": None},
-            "rope_parameters.original_max_position_embeddings",
-        ),
-        ({"truncate": 1}, "rope_parameters.truncate"),
-        ({"rope_theta": 1.0}, "rope_parameters: .* no rotation"),
-        ({"beta_slow": 1e308}, "rope_parameters: .*rotation"),
-        (
-            {"factor": 1e300, "mscale": 1e308, "mscale_all_dim": 1e308},
-            "rope_parameters.attention_factor",
-        ),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_named(
-    folder: Path, settings: dict[str, Any], named: str
-) -> None:
-    told = {"rope_type": "yarn", "rope_theta": THETA, **SETTINGS[0], **settings}
-    with pytest.raises(CheckpointError, match=named):
-        load_drafter(altered(folder, {"rope_parameters": told}))

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
+from draft_steps import draft_engine, fill, item
 
-from draft_service.config import DraftConfig
-from draft_service.engine import DraftEngine, DraftItem
 from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import RULES, RuleName, load_calibration
@@ -25,7 +23,6 @@ from dspark.training import asked, evaluate, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
 from dspark.training.disk import write_rows
-from dspark.types import Cursor, SamplingParams
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"  # more of them, where they are
@@ -274,9 +271,6 @@ def test_a_drafter_without_a_head_for_it_is_fitted_and_serves_by_the_fit(
 
 def _confidence(folder: Path) -> npt.NDArray[np.float64]:
     """Of one greedy block, as it is served."""
-    engine = DraftEngine.load(DraftConfig(drafter=str(folder), context_tokens=4096))
-    engine.open(Cursor(1, 1, 0, 8), 64)
-    rows = torch.randn(8, engine.shape.hidden_size, generator=torch.Generator().manual_seed(1))
-    engine.ingest(1, 1, 0, list(range(8)), rows)
-    (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 9), 8, 8, SamplingParams(temperature=0.0))])
+    engine = draft_engine(folder)
+    (block,) = engine.draft([item(fill(engine, 1, range(8)))])
     return np.array(block.confidence)
