@@ -165,36 +165,33 @@ def test_two_runs_do_not_write_into_one_folder(run_in: Run, tmp_path: Path) -> N
     assert _curve(run_in(tmp_path))["step"] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("damage", [lambda whole: whole[:200], lambda whole: whole[:-9]])
-def test_a_state_that_is_damaged_is_named(
-    damage: Callable[[bytes], bytes], run_in: Run, tmp_path: Path
-) -> None:
-    train_drafter(run_in(tmp_path))
-    state = tmp_path / STATE
-    state.write_bytes(damage(state.read_bytes()))
-    with pytest.raises(ConfigError, match=f"^{state}: no state of a training run"):
-        train_drafter(run_in(tmp_path))
-    shutil.copyfile(tmp_path / "drafter" / "model.safetensors", state)
-    with pytest.raises(ConfigError, match=f"^{state}: no state of a training run"):
-        train_drafter(run_in(tmp_path))
+Damage = Callable[[bytes], bytes]
+NO_STATE, NO_LOG = "no state of a training run", "not the log of a training run"
+DAMAGED: list[tuple[str, str, Damage]] = [
+    (STATE, NO_STATE, lambda whole: whole[:200]),
+    (STATE, NO_STATE, lambda whole: whole[:-9]),
+    (LOG, NO_LOG, lambda whole: whole.replace(b"step", b"stop")),
+    (LOG, NO_LOG, lambda whole: whole.replace(b"\n2.0,", b"\n\xff,")),
+    (LOG, NO_LOG, lambda whole: whole.replace(b"\n2.0,", b"\n")),
+    (LOG, NO_LOG, lambda whole: whole + b"\n"),
+]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda whole: whole.replace(b"step", b"stop"),
-        lambda whole: whole.replace(b"\n2.0,", b"\n\xff,"),
-        lambda whole: whole.replace(b"\n2.0,", b"\n"),
-        lambda whole: whole + b"\n",
-    ],
-)
-def test_a_log_that_is_damaged_is_named(
-    damage: Callable[[bytes], bytes], run_in: Run, tmp_path: Path
+@pytest.mark.parametrize(("name", "said", "damage"), DAMAGED)
+def test_a_file_that_is_damaged_is_named(
+    name: str, said: str, damage: Damage, run_in: Run, tmp_path: Path
 ) -> None:
     train_drafter(run_in(tmp_path, steps=2))
-    log = tmp_path / LOG
-    log.write_bytes(damage(log.read_bytes()))
-    with pytest.raises(ConfigError, match=f"^{log}: not the log of a training run"):
+    file = tmp_path / name
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ConfigError, match=f"^{file}: {said}"):
+        train_drafter(run_in(tmp_path, steps=2))
+
+
+def test_a_drafter_is_no_state(run_in: Run, tmp_path: Path) -> None:
+    folder = train_drafter(run_in(tmp_path, steps=2))
+    shutil.copyfile(folder / "model.safetensors", tmp_path / STATE)
+    with pytest.raises(ConfigError, match=f"^{tmp_path / STATE}: {NO_STATE}"):
         train_drafter(run_in(tmp_path, steps=2))
 
 
@@ -252,22 +249,6 @@ def test_a_run_keeps_the_precision_that_came_out(run_in: Run, tmp_path: Path) ->
         check_same_run(tmp_path, kept, settled(replace(settings, precision="bf16")))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"family": "dflash"}, "family .* is 'dspark'"),
-        ({"layers": 2}, "num_hidden_layers .* is 1, .* 2"),
-        ({"taps": (0, 1, 2, 3)}, "target_layer_ids "),
-        ({"markov_rank": 8}, "markov_rank .* is 4, .* 8"),
-    ],
-)
-def test_a_start_that_does_not_fit_is_refused_with_what_differs(
-    change: dict[str, object], said: str, run_in: Run, first: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"^start: {said}"):
-        train_drafter(run_in(tmp_path, start=str(first), **change))
-
-
 def _narrow(tensors: dict[str, torch.Tensor]) -> None:
     mlp = "layers.0.mlp"
     for name in (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"):
@@ -277,18 +258,23 @@ def _narrow(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "tensors", "said"),
+    ("change", "theirs", "tensors", "said"),
     [
-        ({"sample_from_anchor": False}, None, "sample_from_anchor of .* is False"),
-        ({"intermediate_size": 8}, _narrow, r"layers\.0\.mlp\.\w+\.weight of .* is of shape "),
+        ({"family": "dflash"}, None, None, "family .* is 'dspark'"),
+        ({"layers": 2}, None, None, "num_hidden_layers .* is 1, .* 2"),
+        ({"taps": (0, 1, 2, 3)}, None, None, "target_layer_ids "),
+        ({"markov_rank": 8}, None, None, "markov_rank .* is 4, .* 8"),
+        ({}, {"sample_from_anchor": False}, None, "sample_from_anchor of .* is False"),
+        ({}, {"intermediate_size": 8}, _narrow, r"layers\.0\.mlp\.\w+\.weight of .* is of shape "),
     ],
 )
-def test_a_start_whose_anchor_drafts_nothing_or_of_another_size_is_refused(
-    theirs: dict[str, object], tensors: Any, said: str, run_in: Run, first: Path, tmp_path: Path
-) -> None:
+def test_a_start_that_does_not_fit_is_refused_with_what_differs(
+    change: dict[str, object], theirs: Any, tensors: Any, said: str,
+    run_in: Run, first: Path, tmp_path: Path,
+) -> None:  # fmt: skip
     start = altered(tmp_path / "first", theirs, tensors, of=first)
     with pytest.raises(ConfigError, match=f"^start: {said}"):
-        train_drafter(run_in(tmp_path / "again", start=str(start)))
+        train_drafter(run_in(tmp_path / "again", start=str(start), **change))
 
 
 def test_a_start_keeps_its_mask_token_and_its_rotation(
@@ -355,30 +341,20 @@ def test_the_size_of_a_cache_is_told_without_reading_a_weight(
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"family": "gpt"}, "family"),
-        ({"batch": 0}, "batch"),
-        ({"rate": 0.0}, "rate"),
-        ({"warmup": 1.0}, "warmup"),
-    ],
-)
-def test_a_wrong_setting_is_named(
-    change: dict[str, object], field: str, run_in: Run, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"^{field}: "):
-        run_in(tmp_path, **change)
-
-
-@pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"family": "gpt"}, "family: "),
+        ({"batch": 0}, "batch: "),
+        ({"rate": 0.0}, "rate: "),
+        ({"warmup": 1.0}, "warmup: "),
+        ({"block_size": 65}, "block_size: "),
         ({"family": "eagle3", "layers": 2}, "layers: "),
+        ({"family": "eagle3", "taps": (-1, 1)}, "taps: "),
         ({"family": "mtp", "taps": (1, 5)}, "taps: .* mtp reads one layer, not 2"),
         ({"taps": (1, 99)}, "taps: "),
     ],
 )
-def test_layers_and_taps_that_do_not_fit_are_named(
+def test_a_setting_that_does_not_fit_is_named(
     change: dict[str, object], said: str, run_in: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{said}"):
