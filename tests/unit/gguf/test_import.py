@@ -14,12 +14,20 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from coordinator.http.template import find_template
-from coordinator.reception.tokenizer import find_tokenizer
+from coordinator.reception.tokenizer import Tokenizer, find_tokenizer
 from dspark.errors import CheckpointError
 from dspark.gguf.architectures import expected
 from dspark.gguf.folder import import_gguf
 from dspark.model.checkpoint import load_target
-from tests.unit.gguf.files import CONFIGS, SPECIAL, TEMPLATE, Kind, random_model, write_gguf
+from tests.unit.gguf.files import (
+    BYTE_TOKENS,
+    CONFIGS,
+    SPECIAL,
+    TEMPLATE,
+    Kind,
+    random_model,
+    write_gguf,
+)
 
 MIXED = {
     "token_embd": Kind.Q8_0,
@@ -33,6 +41,19 @@ MIXED = {
 }
 
 
+def imported(tmp_path: Path, model: Any = None, kind: str = "llama", **told: Any) -> Path:
+    """The folder of a file that was written so."""
+    file = write_gguf(tmp_path / "tiny.gguf", model or random_model(kind), kind, **told)
+    import_gguf(file, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    made = find_tokenizer(str(folder), None)
+    assert made is not None
+    return made
+
+
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 def test_a_head_of_its_own_is_called_the_same_in_every_file(architecture: str) -> None:
     config = {**CONFIGS[architecture]().to_dict(), "tie_word_embeddings": False}
@@ -44,10 +65,9 @@ def test_tensors_are_those_of_the_librarys_loader_to_the_bit(
     architecture: str, tmp_path: Path
 ) -> None:
     model = random_model(architecture)
-    file = write_gguf(tmp_path / "tiny.gguf", model, architecture, kinds=MIXED)
-    import_gguf(file, tmp_path / "out")
+    ours = load_file(imported(tmp_path, model, architecture, kinds=MIXED) / "model.safetensors")
+    file = tmp_path / "tiny.gguf"
     theirs = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)["tensors"]
-    ours = load_file(tmp_path / "out" / "model.safetensors")
     tied = model.config.tie_word_embeddings
     assert ours.keys() == {name for name in theirs if name != "lm_head.weight" or not tied}
     wrong = [
@@ -65,9 +85,8 @@ def test_the_folder_computes_what_the_model_did_before_it_was_converted(
     """The order of rotary halves, the offset of norms, sizes and constants: one wrong value and
     logits differ."""
     model = random_model(architecture)
-    import_gguf(write_gguf(tmp_path / "tiny.gguf", model, architecture), tmp_path / "out")
+    loaded = load_target(imported(tmp_path, model, architecture))
     ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
-    loaded = load_target(tmp_path / "out")
     # Gemma's norms lose a bit when 1 is added in the file.
     torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     assert loaded.stop_ids == (2,)
@@ -92,39 +111,23 @@ def test_frequencies_of_llama_3_become_the_rule_that_made_them(
     scaled.load_state_dict(model.state_dict())
     plain = model.model.rotary_emb.inv_freq
     divisors = (plain / scaled.model.rotary_emb.inv_freq).numpy()
-    file = write_gguf(
-        tmp_path / "tiny.gguf",
-        model,
-        "llama",
-        change=lambda tensors: tensors.update({"rope_freqs.weight": divisors}),
-    )
-    import_gguf(file, tmp_path / "out")
+    frequencies = {"rope_freqs.weight": divisors}
+    made = imported(tmp_path, model, change=lambda tensors: tensors.update(frequencies))
     ids = torch.randint(0, 200, (1, 100), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_target(tmp_path / "out").model(ids).logits, scaled(ids).logits
-        )
+        torch.testing.assert_close(load_target(made).model(ids).logits, scaled(ids).logits)
 
 
 def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
-    file = write_gguf(
-        tmp_path / "tiny.gguf",
-        random_model("llama"),
-        "llama",
-        settings={"tokenizer.ggml.eot_token_id": 0},
-    )
-    out = tmp_path / "out"
-    import_gguf(file, out)
-    tokenizer = find_tokenizer(str(out), None)
-    assert tokenizer is not None
+    out = imported(tmp_path, settings={"tokenizer.ggml.eot_token_id": 0})
+    tokenizer = tokenizer_of(out)
     text = "then 1907 or  12, ünd\n"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special=True) == text
     assert tokenizer.name_of(tokenizer.encode(" the")[0]) == "Ġth"
     assert tokenizer.encode(SPECIAL[1]) == (1,)
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
-    template = find_template(str(out), None)
-    assert template is not None
+    assert find_template(str(out), None) is not None
     said: dict[str, Any] = json.loads((out / "generation_config.json").read_text())
     assert said == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 2}
 
@@ -132,26 +135,20 @@ def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
 def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -> None:
     """Two spaces before a number are one token only where the number does not take the second
     one."""
-    tokens = {"tokenizer.ggml.merges": ["Ġ Ġ", "Ġ t"]}
-    model = random_model("llama")
-    from tests.unit.gguf.files import BYTE_TOKENS
-
     spelled = ["ĠĠ" if token == "Ġth" else token for token in BYTE_TOKENS]
+    words = {"tokenizer.ggml.merges": ["Ġ Ġ", "Ġ t"], "tokenizer.ggml.tokens": spelled}
     for pre, first in (("smollm", "ĠĠ"), ("gpt-2", "Ġ")):
-        settings = {**tokens, "tokenizer.ggml.tokens": spelled, "tokenizer.ggml.pre": pre}
-        file = write_gguf(tmp_path / f"{pre}.gguf", model, "llama", settings=settings)
-        import_gguf(file, tmp_path / pre)
-        tokenizer = find_tokenizer(str(tmp_path / pre), None)
-        assert tokenizer is not None
+        (tmp_path / pre).mkdir()
+        tokenizer = tokenizer_of(
+            imported(tmp_path / pre, settings=words | {"tokenizer.ggml.pre": pre})
+        )
         assert tokenizer.name_of(tokenizer.encode("  1")[0]) == first
 
 
 @pytest.mark.parametrize("pre", ["deepseek-llm", "no-such-rule", "default"])
 def test_a_rule_for_splitting_texts_that_is_not_known_is_refused(pre: str, tmp_path: Path) -> None:
-    settings = {"tokenizer.ggml.pre": pre}
-    file = write_gguf(tmp_path / "a.gguf", random_model("llama"), "llama", settings=settings)
     with pytest.raises(CheckpointError, match=f"tokenizer.ggml.pre: '{pre}' is no rule"):
-        import_gguf(file, tmp_path / "out")
+        imported(tmp_path, settings={"tokenizer.ggml.pre": pre})
     assert not (tmp_path / "out").exists()
 
 
@@ -167,11 +164,6 @@ def test_a_sentencepiece_vocabulary_keeps_its_first_token(tmp_path: Path) -> Non
         "tokenizer.ggml.merges": None,
         "tokenizer.ggml.add_bos_token": True,
     }
-    import_gguf(
-        write_gguf(tmp_path / "tiny.gguf", random_model("llama"), "llama", settings=settings),
-        tmp_path / "out",
-    )
-    tokenizer = find_tokenizer(str(tmp_path / "out"), None)
-    assert tokenizer is not None
+    tokenizer = tokenizer_of(imported(tmp_path, settings=settings))
     assert tokenizer.encode("a")[0] == 1
     assert tokenizer.decode(tokenizer.encode("a b"), skip_special=True).strip() == "a b"
