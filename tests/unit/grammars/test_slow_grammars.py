@@ -60,6 +60,12 @@ def test_an_answer_that_goes_on_elsewhere_is_read_again_within_bounds() -> None:
         assert not isinstance(found, Refusal) or found.reason is RefusalReason.INVALID
 
 
+def test_what_does_not_fit_its_form_cannot_be_gone_on_with() -> None:
+    found = matcher_of(state(PLAIN, [END]), grammar(PLAIN))
+    assert isinstance(found, Refusal)
+    assert found.message.startswith("constraint: ")
+
+
 class Hindered:
     """xgrammar's matcher, and what else every call of it takes."""
 

@@ -37,27 +37,6 @@ def say(
     return outcomes
 
 
-def test_who_finds_no_page_stands_and_the_oldest_goes_on(load: Load) -> None:
-    engine = load(kv_tokens=72, page_size=8, prefix_cache=False)
-    texts = {n: [*PROMPT, take_in(engine, n, PROMPT)] for n in (5, 6)}  # three pages each, of nine
-    while len(say(engine, texts)) == 2:
-        continue
-    assert len(texts[5]) == len(texts[6]) + 1
-    assert engine.held.pages_held == 9
-    engine.release(6, 1)
-    while len(texts[5]) < 64:
-        assert isinstance(say(engine, {5: texts[5]})[0], Verdict)
-    alone = load(kv_tokens=256, page_size=8)
-    again = [*PROMPT, take_in(alone, 1, PROMPT)]
-    while len(again) < 64:
-        say(alone, {1: again})
-    assert texts[5] == again
-    assert texts[6] == again[: len(texts[6])]
-    # What was taken out begins again with what it had said, and goes on as if nothing had been.
-    engine.release(5, 1)
-    assert take_in(engine, 6, texts[6], epoch=2) == again[len(texts[6])]
-
-
 def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(load: Load) -> None:
     """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew
     because of it."""
