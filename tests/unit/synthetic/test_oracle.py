@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from synthetic_file import synthetic_document
@@ -12,7 +14,7 @@ from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.oracle import Keys, SyntheticOracle, beta_quantiles, mix, mix_one
 from dspark.synthetic.rows import DTYPE, first_token, read_rows, row_values
 from dspark.synthetic.spec import SyntheticSpec, read_spec
-from dspark.types import NO_Q, Cursor, Rule, SamplingParams
+from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 from dspark.wire.v1 import types_pb2
 
 ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
@@ -85,51 +87,40 @@ def test_noise_moves_confidences_and_not_acceptance() -> None:
     assert logits.std() == pytest.approx(1.0, abs=0.05)
 
 
-def test_blocks_repeat_and_change_with_the_seed() -> None:
-    def block(seed: int, request_seed: int = 7) -> tuple[int, ...]:
-        maker = BlockMaker(SyntheticOracle(spec(seed=seed)), 64)
-        cursors, all_params = [Cursor(1, 1, 1, 40)], [SamplingParams(seed=request_seed)]
-        return maker.make(
-            cursors=cursors, all_params=all_params, first_tokens=[5], slots=[0], watermarks=[39]
-        )[0].token_ids
+def blocks_of(
+    all_params: list[SamplingParams], slots: Sequence[int] | None = None, seed: int = 0
+) -> list[Block]:
+    """A block for each of these requests, which stand at places of their own."""
+    count = len(all_params)
+    return BlockMaker(SyntheticOracle(spec(seed=seed)), 64).make(
+        cursors=[Cursor(n, 1, 1, 40 + n) for n in range(count)],
+        all_params=all_params,
+        first_tokens=[5] * count,
+        slots=[0] * count if slots is None else slots,
+        watermarks=[39] * count,
+    )
 
-    assert block(0) == block(0)
-    assert len({block(0), block(1), block(0, 8)}) == 3
+
+def test_blocks_repeat_and_change_with_the_seed() -> None:
+    def said(seed: int, request_seed: int = 7) -> tuple[int, ...]:
+        return blocks_of([SamplingParams(seed=request_seed)], seed=seed)[0].token_ids
+
+    assert said(0) == said(0)
+    assert len({said(0), said(1), said(0, 8)}) == 3
 
 
 def test_blocks_carry_what_their_ids_were_drawn_from() -> None:
-    oracle = SyntheticOracle(spec())
-    maker = BlockMaker(oracle, 64)
-    all_params = [SamplingParams(seed=n, temperature=float(n % 2)) for n in range(50)]
-    cursors = [Cursor(n, 1, 1, 40 + n) for n in range(50)]
-    blocks = maker.make(
-        cursors=cursors,
-        all_params=all_params,
-        first_tokens=[0] * 50,
-        slots=[0, 2] * 25,
-        watermarks=[9] * 50,
-    )
-    for block, one in zip(blocks, all_params, strict=True):
+    all_params = [
+        SamplingParams(seed=n, temperature=float(n % 2), rule=Rule(1 + n % 3)) for n in range(60)
+    ]
+    for block, one in zip(blocks_of(all_params, [0, 2] * 30), all_params, strict=True):
+        assert len(block.token_ids) == len(block.confidence) == (2 if one.temperature else 3)
+        if one.rule is Rule.COUPLED:
+            assert block.q == NO_Q
+            continue
         ids, probs = block.q.arrays()
         assert block.q.entries == (1 if one.greedy else 64)
-        assert len(block.token_ids) == len(block.confidence) == (2 if one.temperature else 3)
         assert validate_q(ids.astype(np.int64), probs, block.token_ids, 1000) is None
-
-
-def test_coupled_blocks_carry_no_distributions() -> None:
-    all_params = [
-        SamplingParams(rule=Rule.COUPLED),
-        SamplingParams(rule=Rule.COUPLED, temperature=0.0),
-    ]
-    cursors = [Cursor(n, 1, 1, 40) for n in range(2)]
-    made = BlockMaker(SyntheticOracle(spec()), 64).make(
-        cursors=cursors,
-        all_params=all_params,
-        first_tokens=[0, 1],
-        slots=[0, 0],
-        watermarks=[39, 39],
-    )
-    assert [block.q for block in made] == [NO_Q, NO_Q]
 
 
 def test_rows_tell_the_first_token_and_nothing_malformed_passes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.training.disk import RowFile, only_writer, read_rows
+from dspark.training.disk import RowFile, read_rows
 
 ROWS = [
     {"id": "a", "text": "one\ntwo"},
@@ -50,16 +50,6 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         RowFile(path)
     with RowFile(path) as file:
         file.append(ROWS[:1])
-
-
-def test_a_second_process_is_refused_in_a_folder_until_the_first_has_ended(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "run"
-    with only_writer(folder), pytest.raises(ConfigError, match=f"^{folder}: another process"):
-        only_writer(folder).__enter__()
-    with only_writer(folder):
-        pass
 
 
 def test_a_broken_line_inside_a_file_is_named(tmp_path: Path) -> None:

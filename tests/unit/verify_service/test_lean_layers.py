@@ -10,12 +10,10 @@ import torch
 import transformers
 
 from dspark.model.products import Product
-from dspark.model.target import TargetTaps
 from tests.architectures.families import SHAPE
 from tests.unit.verify_service.test_families import family, loud
 from verify_service import self_test
 from verify_service.model_runner import ModelRunner
-from verify_service.plan import Segment
 from verify_service.stateful import StatefulRunner
 
 # Of four layers those that are replaced.
@@ -69,16 +67,6 @@ def test_a_layer_that_only_looks_the_part_keeps_its_own_code() -> None:
     runner = ModelRunner(target.model, None, 512, lean=True)
     assert runner.lean.layers == 3
     assert target.model.model.layers[1] not in runner.lean.parts
-
-
-def test_taps_see_lean_layers() -> None:
-    target = loud(qwen3())
-    with TargetTaps(target.model, (0, 2)) as taps:
-        rows = []
-        for lean in (False, True):
-            runner = ModelRunner(target.model, taps, 512, lean=lean)
-            rows.append(runner.run([Segment(0, 0, [3, 5, 8, 13], range(7, 11))], None).taps)
-    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
 
 
 def test_every_form_of_a_product_is_the_product() -> None:

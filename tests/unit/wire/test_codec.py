@@ -17,48 +17,29 @@ U32 = st.integers(0, 2**32 - 1)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
-@given(
-    st.floats(0, 100),
-    st.floats(0.001, 1),
-    U32,
-    st.integers(0, 2**64 - 1),
-    U32,
-    st.sampled_from(list(Rule)),
+PENALTIES, BIAS = st.floats(-2, 2), st.floats(-100, 100, width=32)
+LAWS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0.001, 1),
+    top_k=U32,
+    seed=st.integers(0, 2**64 - 1),
+    choice=U32,
+    rule=st.sampled_from(list(Rule)),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=PENALTIES,
+    frequency_penalty=PENALTIES,
+    logit_bias=st.dictionaries(U32, BIAS, max_size=5).map(lambda bias: tuple(sorted(bias.items()))),
+    min_tokens=U32,
+    stop_token_ids=st.lists(U32, max_size=3).map(tuple),
+    logprobs=st.one_of(st.none(), st.integers(0, 20)),
+    prompt_len=U32,
 )
-def test_law_there_and_back(t: float, p: float, k: int, seed: int, choice: int, rule: Rule) -> None:
-    params = SamplingParams(t, p, k, seed, choice, rule)
-    assert codec.read_sampling(codec.write_sampling(params)) == params
 
 
-@given(
-    st.floats(0, 1),
-    st.floats(0, 100, exclude_min=True),
-    st.tuples(st.floats(-2, 2), st.floats(-2, 2)),
-    st.dictionaries(U32, st.floats(-100, 100, width=32), max_size=5),
-    st.tuples(U32, U32),
-    st.lists(U32, max_size=3),
-    st.one_of(st.none(), st.integers(0, 20)),
-)
-def test_a_law_that_shapes_logits_there_and_back(
-    min_p: float,
-    repetition: float,
-    penalties: tuple[float, float],
-    bias: dict[int, float],
-    lengths: tuple[int, int],
-    ends: list[int],
-    logprobs: int | None,
-) -> None:
-    params = SamplingParams(
-        min_p=min_p,
-        repetition_penalty=repetition,
-        presence_penalty=penalties[0],
-        frequency_penalty=penalties[1],
-        logit_bias=tuple(sorted(bias.items())),
-        min_tokens=lengths[0],
-        stop_token_ids=tuple(ends),
-        logprobs=logprobs,
-        prompt_len=lengths[1],
-    )
+@given(LAWS)
+def test_law_there_and_back(params: SamplingParams) -> None:
     assert codec.read_sampling(codec.write_sampling(params)) == params
 
 
