@@ -107,14 +107,10 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
         _send(engine, sequence, ids, rows, 0, anchors[sequence])
-    all_params = {
-        sequence: GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence)
-        for sequence in texts
-    }
-    items = [
-        _item(sequence, texts[sequence][0], anchors[sequence], all_params[sequence])
-        for sequence in texts
-    ]
+    items = []
+    for sequence, (ids, _, _) in texts.items():
+        params = GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence)
+        items.append(_item(sequence, ids, anchors[sequence], params))
     for item, block in zip(items, engine.draft(items), strict=True):
         alone = engine.draft([item])[0]
         assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)
@@ -135,13 +131,12 @@ def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelTyp
     reach = {1: 8, 2: 9, 3: 50, 4: 8}
     for sequence in texts:
         _open(engine, sequence)
-    for share in (0, 1):
+    for half in (0, 1):
         chunks = []
         for sequence, (ids, _, rows) in texts.items():
-            start, stop = (
-                (0, reach[sequence] // 2) if share == 0 else (reach[sequence] // 2, reach[sequence])
-            )
-            chunks.append(Rows(sequence, 1, start, rows[start:stop], ids[start:stop]))
+            middle = reach[sequence] // 2
+            part = slice(middle, reach[sequence]) if half else slice(0, middle)
+            chunks.append(Rows(sequence, 1, part.start, rows[part], ids[part]))
         engine.ingest_many(chunks)
     items = [_item(sequence, texts[sequence][0], reach[sequence]) for sequence in texts]
     for (sequence, (ids, taps, _)), block in zip(texts.items(), engine.draft(items), strict=True):

@@ -28,13 +28,17 @@ def off_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return altered(tmp_path_factory.mktemp("off") / "drafter", one_before, of=PAIR / "drafter")
 
 
-def test_the_right_taps_fit_and_the_layer_before_is_named(off_by_one: Path) -> None:
+def tried(folder: Path, prompts: int) -> Fit:
+    """A drafter's with the pair's target."""
     target = load_target(PAIR / "target")
-    prompts = held_prompts(target, 8)
-    right = fit(target, load_drafter(PAIR / "drafter", target=PAIR / "target"), prompts)
+    return fit(target, load_drafter(folder, target=PAIR / "target"), held_prompts(target, prompts))
+
+
+def test_the_right_taps_fit_and_the_layer_before_is_named(off_by_one: Path) -> None:
+    right = tried(PAIR / "drafter", 8)
     assert right.fits, str(right)
     assert right.places >= 8 * 40
-    wrong = fit(target, load_drafter(off_by_one, target=PAIR / "target"), prompts)
+    wrong = tried(off_by_one, 8)
     assert wrong.off_by == 1
     assert not wrong.fits
     assert "its taps are off by one: from layers 1 instead of 0" in str(wrong)
@@ -56,9 +60,7 @@ def test_a_drafter_of_nothing_is_told() -> None:
 
 def test_taps_off_by_two_are_named_as_that(tmp_path: Path) -> None:
     folder = altered(tmp_path / "drafter", {"target_layer_ids": [-1]}, of=PAIR / "drafter")
-    target = load_target(PAIR / "target")
-    found = fit(target, load_drafter(folder, target=PAIR / "target"), held_prompts(target, 8))
-    assert "its taps are off by two: from layers 1 instead of -1" in str(found)
+    assert "its taps are off by two: from layers 1 instead of -1" in str(tried(folder, 8))
 
 
 def test_a_drafter_of_other_ids_is_not_told_of_its_taps() -> None:

@@ -28,6 +28,13 @@ def engine(folder: Path, **settings: Any) -> VerifyEngine:
     return VerifyEngine.load(VerifyConfig(target=str(folder), **told))
 
 
+@pytest.fixture
+def mamba(tmp_path: Path) -> Path:
+    """The folder of a target whose states are of one size."""
+    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
+    return tmp_path
+
+
 def full(cache: Any, *, apart: bool = False) -> Any:
     raise torch.OutOfMemoryError("no memory is left")
 
@@ -81,9 +88,8 @@ def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None
     torch.testing.assert_close(rows[1].float(), rows[0].float(), atol=0.05, rtol=0.01)
 
 
-def test_states_stay_within_their_bytes_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
-    served = engine(tmp_path, max_sequences=64)
+def test_states_stay_within_their_bytes_and_the_oldest_goes_first(mamba: Path) -> None:
+    served = engine(mamba, max_sequences=64)
     states = served._holdings.prefixes.states
     prefilled(served, 0, prompt(20, 0))
     one = states.bytes
@@ -100,9 +106,8 @@ def test_states_stay_within_their_bytes_and_the_oldest_goes_first(tmp_path: Path
     assert (states.bytes, served.held.sequences) == (0, 0)
 
 
-def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(tmp_path: Path) -> None:
-    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
-    served, shared = engine(tmp_path), prompt(250, 0)
+def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(mamba: Path) -> None:
+    served, shared = engine(mamba), prompt(250, 0)
     states = served._holdings.prefixes.states
     prefilled(served, 0, [*shared, *prompt(200, 1)])
     assert [kept.length for kept in states._kept.values()] == [64, 128, 256, 448]
@@ -112,9 +117,8 @@ def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(tmp_path: Path
     )
 
 
-def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(tmp_path: Path) -> None:
-    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
-    served, shared = engine(tmp_path), prompt(33, 0)
+def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(mamba: Path) -> None:
+    served, shared = engine(mamba), prompt(33, 0)
     states = served._holdings.prefixes.states
     prefilled(served, 0, shared)
     states._most = 4 * states.bytes
@@ -127,10 +131,9 @@ def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(tmp_p
 
 
 def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mamba: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
-    served, ids = engine(tmp_path), prompt(60, 1)
+    served, ids = engine(mamba), prompt(60, 1)
     prefilled(served, 0, prompt(60, 2))
     prefilled(served, 1, prompt(20, 3))
     anchor = served.first_token(1)
@@ -150,10 +153,9 @@ def test_a_full_device_costs_what_was_kept_and_nobody_s_round(
 
 
 def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mamba: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model_of(FAMILIES["mamba2"]).save_pretrained(tmp_path)
-    served, ids = engine(tmp_path), prompt(60, 2)
+    served, ids = engine(mamba), prompt(60, 2)
     prefilled(served, 0, ids)
     before = served.held
 
