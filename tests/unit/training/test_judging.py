@@ -42,6 +42,12 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def tiny(golden_target: Path, golden_drafter: Path, prompts: Path) -> tuple[Path, Path, list[Path]]:
+    """What calibration and evaluation begin with."""
+    return golden_target, golden_drafter, [prompts]
+
+
 def test_turns_are_ids_for_a_target_without_a_tokenizer(golden_target: Path, prompts: Path) -> None:
     target = load_target(golden_target)
     found = questions(prompts, target)
@@ -103,12 +109,7 @@ def test_a_drafter_of_another_target_is_refused_before_anything_is_measured(
 
 
 def test_evaluate_writes_what_it_prints(
-    evaluated: str,
-    golden_target: Path,
-    golden_drafter: Path,
-    prompts: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    evaluated: str, tiny: Any, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     options = f"--json --new-tokens 12 --thresholds 0,0.5 --out {out}"
@@ -124,7 +125,7 @@ def test_evaluate_writes_what_it_prints(
     assert printed["temperatures"]["T=1"]["domains"]["made up"]["tau"] == row["tau"]
     assert {path.name for path in out.iterdir()} == {"metrics.json", "acceptance.png", "sweep.png"}
     told: Any = {"new_tokens": 12, "thresholds": (0.0, 0.5), "bar": False}
-    again = evaluate.evaluate(golden_target, golden_drafter, [prompts], **told)
+    again = evaluate.evaluate(*tiny, **told)
     # the seed is all there is
     assert again["temperatures"]["T=1"]["datasets"]["tiny"]["tau"] == row["tau"]
 
@@ -138,24 +139,12 @@ def test_a_data_set_without_a_whole_block_is_left_out_of_the_sweep(tmp_path: Pat
 
 
 def test_answers_that_are_kept_are_not_drawn_again(
-    golden_target: Path,
-    golden_drafter: Path,
-    prompts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(keep: Path | None, new_tokens: int = 12) -> str:
-        calibrate(
-            golden_target, golden_drafter, [prompts], new_tokens=new_tokens, temperatures=(1.0,),
-            out=tmp_path / "out",
-            rules=["token"], keep=keep, bar=False,
-        )  # fmt: skip
-        return repr(
-            evaluate.evaluate(
-                golden_target, golden_drafter, [prompts],
-                new_tokens=new_tokens, keep=keep, bar=False,
-            )["temperatures"]
-        )  # fmt: skip
+        told: Any = {"new_tokens": new_tokens, "keep": keep, "bar": False}
+        calibrate(*tiny, temperatures=(1.0,), out=tmp_path / "out", rules=["token"], **told)
+        return repr(evaluate.evaluate(*tiny, **told)["temperatures"])
 
     drawn = measured(None)
     read: list[Path] = []
@@ -204,31 +193,26 @@ def test_calibrate_writes_what_drafters_read(
 
 
 def test_more_prompts_may_be_of_greedy_requests_alone(
-    golden_target: Path, golden_drafter: Path, prompts: Path, tmp_path: Path
+    tiny: Any, prompts: Path, tmp_path: Path
 ) -> None:
     more = tmp_path / "more.jsonl"
     more.write_text(prompts.read_text())
 
     def rounds(also_greedy: list[Path]) -> list[int]:
-        report = calibrate(
-            golden_target, golden_drafter, [prompts], new_tokens=6, rules=("token",),
-            temperatures=(1.0,),
-            also_greedy=also_greedy, out=tmp_path / "drafter", bar=False,
-        )  # fmt: skip
+        told: Any = {"rules": ("token",), "temperatures": (1.0,), "out": tmp_path / "drafter"}
+        report = calibrate(*tiny, new_tokens=6, also_greedy=also_greedy, bar=False, **told)
         return [fit["rounds_measured"] for fit in report["fits"]]
 
     (greedy, sampled), (more_greedy, same) = rounds([]), rounds([more])
     assert (more_greedy, same) == (2 * greedy, sampled)
 
 
-def test_two_files_of_one_name_are_refused(
-    golden_target: Path, golden_drafter: Path, prompts: Path
-) -> None:
+def test_two_files_of_one_name_are_refused(tiny: Any, prompts: Path) -> None:
     other = prompts.parent / "elsewhere" / prompts.name
     other.parent.mkdir()
     other.write_text(prompts.read_text())
     with pytest.raises(ConfigError, match=f"{prompts} and {other} have one name"):
-        calibrate(golden_target, golden_drafter, [prompts, other], new_tokens=4, bar=False)
+        calibrate(*tiny[:2], [prompts, other], new_tokens=4, bar=False)
 
 
 OTHERS = [
