@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from dspark.errors import ConfigError
 from dspark.model.calibration import (
@@ -30,9 +31,9 @@ from dspark.model.calibration import (
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
 from dspark.training import record, reliability
-from dspark.training.asked import by_name, kept_for, questions
+from dspark.training.asked import DatasetPrompt, by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
-from dspark.training.judged import Job, Judge, JudgedRounds, RoundSource
+from dspark.training.judged import Judge, JudgedRounds, whole_blocks
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -77,18 +78,23 @@ def calibrate(
         raise ConfigError(
             "prompts: two rows at least of every file, one to fit on and one to measure on"
         )
-    source = RoundSource(Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep)), asked, seed)
     sampled = [path.stem for path in prompts]
     jobs = [Job("token", "greedy", (0.0,), list(asked))]
-    jobs += [Job(rule, "sampled", tuple(temperatures), sampled) for rule in rules]
+    jobs += [Job(rule, "sampled", temperatures, sampled) for rule in rules]
     fits: dict[tuple[RuleName, Bucket], SlotFit] = {}
     told: list[dict[str, Any]] = []
-    with record.progress(shown=bar) as progress:
+    with (
+        TemporaryDirectory(prefix="dspark-answers-") as scratch,
+        record.progress(shown=bar) as progress,
+    ):
+        # Both ratio rules are judged on the same answers: unlike `coupled`, neither fixes the noise
+        # that answers are drawn with.
+        judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep) or Path(scratch))
         total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
         task = progress.add_task("calibrate", total=total, note="")
         for job in jobs:
             advance = partial(progress.advance, task)
-            fitted, measured = (source.half(n, job, advance) for n in (0, 1))
+            fitted, measured = (_half(judge, asked, job, n, seed, advance) for n in (0, 1))
             fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
             progress.update(
                 task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}"
@@ -113,6 +119,39 @@ def calibrate(
         "fits": told,
         "file": str(folder / FILE_NAME),
     }
+
+
+class Job(NamedTuple):
+    """One fit to make, and the requests it is made from."""
+
+    rule: RuleName
+    bucket: Bucket
+    temperatures: Sequence[float]  # of the requests
+    names: Sequence[str]  # of the files of prompts
+
+
+def _half(
+    judge: Judge,
+    asked: Mapping[str, Sequence[DatasetPrompt]],
+    job: Job,
+    half: int,
+    seed: int,
+    advance: Callable[[], object],
+) -> JudgedRounds:
+    """The rounds of every second prompt, from the `half`-th on, at all temperatures. advance:
+    called for every answer."""
+    texts = []
+    for temperature in job.temperatures:
+        # every half and temperature has a seed of its own
+        own = 2 * (seed + 1009 * round(1000 * temperature)) + half
+        for name in job.names:
+            for text in judge.texts(asked[name][half::2], temperature, job.rule, own):
+                texts.append(text)
+                advance()
+    found = whole_blocks(texts, judge.size)
+    if not len(found.accepted):
+        raise ConfigError("prompts: no round was played; the target ends every answer at once")
+    return found
 
 
 def _fit(

@@ -25,7 +25,6 @@ from dspark.training.asked import by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
-from dspark.types import Rule
 
 TEMPERATURES = (1.0, 0.0)
 NEW_TOKENS = 128
@@ -82,8 +81,7 @@ def evaluate(
             rows_of: dict[str, Any] = {}
             for name, questions_of in sets.items():
                 texts: list[Text] = []
-                drawn = judge.answers(questions_of, temperature, Rule[rule.upper()], seed)
-                for text in judge.texts(drawn, Rule[rule.upper()], seed + 1):
+                for text in judge.texts(questions_of, temperature, rule, seed):
                     texts.append(text)
                     progress.advance(task)
                 rows_of[name] = _measured(texts, size, fit, thresholds)

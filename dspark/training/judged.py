@@ -1,26 +1,22 @@
-"""Blocks judged at every position of many answers, to be played as rounds under any prefix rule,
-and the rounds that calibration is fitted on."""
+"""Blocks judged at every position of many answers, to be played as rounds under any prefix rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dspark.errors import ConfigError
-from dspark.model.calibration import Bucket, RuleName
+from dspark.model.calibration import RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.training import rounds
 from dspark.training.asked import DatasetPrompt, TargetText, answers
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
-
-PIECE = 24  # prompts whose answers are generated together
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +48,22 @@ class Judge:
         """Slots of a block."""
         return self.drafter.config.block_size
 
-    def answers(
-        self, asked: Sequence[DatasetPrompt], temperature: float, rule: Rule, seed: int
-    ) -> Iterator[TargetText]:
-        """The target's answers, with room for a block and one token after the last anchor."""
-        return answers(
+    def texts(
+        self, asked: Sequence[DatasetPrompt], temperature: float, rule: RuleName, seed: int
+    ) -> Iterator[Text]:
+        """The target's answers, judged one after another. They have room for a block and one token
+        after the last anchor."""
+        told, generator = Rule[rule.upper()], torch.Generator().manual_seed(seed + 1)
+        drawn = answers(
             self.target,
             asked,
             temperature=temperature,
-            rule=rule,
+            rule=told,
             seed=seed,
             new_tokens=self.new_tokens,
             room=self.size + 1,
             keep=self.keep,
         )
-
-    def texts(self, drawn: Iterable[TargetText], rule: Rule, seed: int) -> Iterator[Text]:
-        """Judges the answers, one after another."""
-        generator = torch.Generator().manual_seed(seed)
         for answer in drawn:
             start = len(answer.question.ids)
             blocks = rounds.judge(
@@ -77,7 +71,7 @@ class Judge:
                 self.target.model,
                 answer.ids,
                 torch.arange(start, start + answer.anchors),
-                replace(answer.params, rule=rule),
+                answer.params,
                 generator=generator,
                 cut=self.cut,
             )
@@ -103,49 +97,3 @@ def whole_blocks(texts: Iterable[Text], size: int) -> JudgedRounds:
                 scores.append(text.confidence[made.at])
                 kept.append(made.accepted)
     return JudgedRounds(np.array(scores).reshape(len(scores), size), np.array(kept, np.int64))
-
-
-class Job(NamedTuple):
-    """One fit to make, and the requests it is made from."""
-
-    rule: RuleName
-    bucket: Bucket
-    temperatures: tuple[float, ...]  # of the requests
-    names: list[str]  # of the files of prompts
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSource:
-    """Plays the rounds of one calibration.
-
-    Answers are generated once for both ratio rules: unlike `coupled`, neither fixes the noise that
-    answers are drawn with.
-    """
-
-    judge: Judge
-    asked: Mapping[str, Sequence[DatasetPrompt]]  # by the name of the file
-    seed: int
-    drawn: dict[tuple[str, int, int, bool, float], list[TargetText]] = field(default_factory=dict)
-
-    def half(self, half: int, job: Job, told: Callable[[int], object]) -> JudgedRounds:
-        """The rounds of every second prompt, from the `half`-th on, at all temperatures. told:
-        called with a number of prompts that are done."""
-        judge, rule, parts = self.judge, Rule[job.rule.upper()], []
-        for temperature in job.temperatures:
-            for name in job.names:
-                # Prompts of similar length together: the rest of a longer one is fed by tokens.
-                its = sorted(self.asked[name][half::2], key=lambda question: len(question.ids))
-                for first in range(0, len(its), PIECE):
-                    piece = its[first : first + PIECE]
-                    # Every half, piece and temperature has a seed of its own.
-                    seed = 2 * (self.seed + 1009 * round(1000 * temperature) + 7 * first) + half
-                    place = (name, half, first, rule is Rule.COUPLED, temperature)
-                    if place not in self.drawn:
-                        self.drawn[place] = list(judge.answers(piece, temperature, rule, seed))
-                    texts = judge.texts(self.drawn[place], rule, seed + 1)
-                    parts.append(whole_blocks(texts, judge.size))
-                    told(len(piece))
-        logits, accepted = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        if not len(accepted):
-            raise ConfigError("prompts: no round was played; the target ends every answer at once")
-        return JudgedRounds(logits, accepted)
