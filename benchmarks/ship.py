@@ -116,9 +116,7 @@ def ship(args: argparse.Namespace) -> None:
             "log": log.read(),
             "before": args.before,
         }
-        (folder / "README.md").write_text(
-            card(told, rows=args.rows, tokens=args.tokens), encoding="utf-8"
-        )
+        (folder / "README.md").write_text(card(told, folder), encoding="utf-8")
         (folder / "metrics.json").write_text(
             json.dumps(metrics.plain(_without_paths(report))) + "\n", encoding="utf-8"
         )

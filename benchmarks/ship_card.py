@@ -3,18 +3,20 @@ target accepts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from dspark.training import calibrate, evaluate
 
 EARLY = 1_500_000  # blocks below which a drafter of this size is still learning fast
 
 
-def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
+def card(told: Mapping[str, Any], folder: Path) -> str:
     """Text of README.md. told: the facts of a training state, the reports of `calibrate` and
-    `evaluate`, the run's log."""
-    report = told["evaluation"]
-    asked = f"{rows} prompts a domain" if rows else "all prompts"
+    `evaluate`, the run's log. folder: of the drafter, with its diagrams."""
+    report, fits = told["evaluation"], told["calibration"]
+    diagrams = sorted(path.name for path in folder.glob("reliability-*.png"))
     return "\n".join(
         [
             "# smollm2-dspark",
@@ -26,21 +28,30 @@ def card(told: Mapping[str, Any], *, rows: int, tokens: int) -> str:
             *_early(told),
             "## Accepted length",
             "",
-            f"{asked} of `dspark/loadgen/questions`, at most {tokens} new tokens, whole blocks "
-            "verified under the",
-            f"rule `{report['rule']}`. tau counts the target's own token. Beside it the chance "
-            "that a slot is accepted",
-            "when the one before it was. Answers in which a run of eight tokens comes twice are "
-            "easy to draft: their",
-            "number, and tau without them.",
+            f"`dspark evaluate` on `dspark/loadgen/questions`: answers of at most "
+            f"{report['new_tokens']} tokens, whole blocks",
+            "verified. tau counts the target's own token. Answers in which a run of eight tokens "
+            "comes twice are easy to",
+            "draft: their number (loops), and tau without them.",
             "",
-            *_taus(report),
+            "```",
+            evaluate.table(report),
+            "```",
             "",
             "![acceptance by slot](acceptance.png)",
             "",
             "## Calibration",
             "",
-            *_fits(told["calibration"]),
+            "`dspark calibrate`: a temperature T and an offset per slot and rule, fitted on every "
+            f"second of {sum(fits['prompts'].values())} prompts.",
+            "The error of survival on the others, before and after; greedy requests are matched "
+            "alike under every rule:",
+            "",
+            "```",
+            calibrate.table(fits | {"file": "calibration.json"}),
+            "```",
+            "",
+            *(f"![{name}]({name})" for name in diagrams),
             "",
             "## Training",
             "",
@@ -71,66 +82,6 @@ def _early(told: Mapping[str, Any]) -> list[str]:
 def _blocks(facts: Mapping[str, Any]) -> int:
     settings = facts["settings"]
     return int(facts["step"] * settings["batch"] * settings["anchors"])
-
-
-def _taus(report: Mapping[str, Any]) -> list[str]:
-    slots = range(1, report["block_size"] + 1)
-    head = [
-        "| domain | T | tau | "
-        + " | ".join(f"slot {slot}" for slot in slots)
-        + " | loops | tau without |"
-    ]
-    lines = [*head, "| --- |" + " ---: |" * (len(slots) + 4)]
-    for temperature, part in report["temperatures"].items():
-        for row in part["datasets"].values():
-            lines.append(_row(row["domain"], temperature, row["tau"], row["conditional"], row))
-        mean = part["mean"]
-        sets = part["datasets"].values()
-        mean = {
-            **mean,
-            "loops": sum(row["loops"] for row in sets),
-            "texts": sum(row["texts"] for row in sets),
-        }
-        lines.append(_row("mean", temperature, mean["tau"], [math.nan] * len(slots), mean))
-    return lines
-
-
-def _row(
-    domain: str, temperature: str, tau: float, by_slot: Sequence[float], row: Mapping[str, Any]
-) -> str:
-    shares = " | ".join("" if math.isnan(share) else f"{share:.2f}" for share in by_slot)
-    told = f"{row['loops']} of {row['texts']} | {row['tau_without_loops']:.2f}"
-    return f"| {domain} | {temperature.removeprefix('T=')} | {tau:.2f} | {shares} | {told} |"
-
-
-def _fits(report: Mapping[str, Any]) -> list[str]:
-    prompts = sum(report["prompts"].values())
-    lines = [
-        "`calibration.json` holds a temperature and an offset per slot and rule, fitted on every "
-        f"second of {prompts}",
-        "prompts. The error of survival (expected calibration error: mean over the slots, and of "
-        "the worst one) on the",
-        "others; greedy requests are matched alike under every rule:",
-        "",
-        "| rule | requests | rounds | mean before | mean after | worst after |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for fit in report["fits"]:
-        lines.append(
-            f"| {fit['rule']} | {fit['bucket']} | {fit['rounds_measured']:,} | "
-            f"{fit['mean_ece_before']:.1%} | "
-            f"{fit['mean_ece_after']:.1%} | {max(fit['after']['ece']):.1%} |"
-        )
-    if any(fit["few_rounds"] for fit in report["fits"]):
-        lines += [
-            "",
-            "Few rounds: about as much of an error as is left would be seen on them by chance.",
-        ]
-    names = [
-        "greedy" if f["bucket"] == "greedy" else f"{f['rule']}-{f['bucket']}"
-        for f in report["fits"]
-    ]
-    return [*lines, "", *(f"![{name}](reliability-{name}.png)" for name in names)]
 
 
 def _training(told: Mapping[str, Any]) -> list[str]:

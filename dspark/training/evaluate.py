@@ -161,13 +161,13 @@ def _summary(rows_of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report as text: a line per temperature and data set, then domains and the overall
-    mean."""
+    """The report as text: a line per temperature and data set, then domains and the overall mean.
+    loops: answers that repeat a run of tokens, of all; without: tau without these."""
     lines = [
         f"{report['family']}, blocks of {report['block_size']}, rule {report['rule']}",
         f"greedy, on the first prompts: {report['fit']['said']}",
-        f"{'':6}{'data':14}{'tau':>6}  {'95 %':13}{'rounds':>7}{'propose':>8}{'rate':>7}  "
-        "accepted, given the slot before",
+        f"{'':6}{'data':14}{'tau':>6}  {'95 %':13}{'rounds':>7}{'propose':>8}{'rate':>7}"
+        f"{'loops':>8}{'without':>9}  accepted, given the slot before",
     ]
     for temperature, part in report["temperatures"].items():
         for name, row in part["datasets"].items():
@@ -178,7 +178,8 @@ def table(report: Mapping[str, Any]) -> str:
             lines.append(
                 f"{temperature:6}{name:14}{row['tau']:6.2f}  "
                 f"{low:5.2f}-{high:<7.2f}{row['rounds']:7}"
-                f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}  {slots}"
+                f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
+                f"{row['loops']:5}/{row['texts']:<3}{row['tau_without_loops']:8.2f}  {slots}"
             )
         means = {f"{domain} (mean)": row for domain, row in part["domains"].items()} | {
             "all": part["mean"]
@@ -187,6 +188,7 @@ def table(report: Mapping[str, Any]) -> str:
             lines.append(
                 f"{temperature:6}{name:14}{row['tau']:6.2f}{'':22}"
                 f"{row['proposed']:8.2f}{row['verify_rate']:7.1%}"
+                f"{row['tau_without_loops']:17.2f}"
             )
         lines += _confidences(temperature, part["datasets"])
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def test_a_run_becomes_the_folder_that_ships(
     assert set(load_calibration(out, block_size=3).rules) == {"token", "block", "coupled"}
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "An early version: at most 32 blocks" in card
-    for row in ("| made up | 0 | ", "| mean | 1 | ", "| all | greedy | ", "| coupled | sampled | "):
+    for row in ("T=0   made-up ", "T=1   all ", "all greedy: mean ", "coupled sampled: mean "):
         assert row in card
     assert str(tmp_path) not in card + (out / "metrics.json").read_text(encoding="utf-8")
     shutil.rmtree(tmp_path / "run" / "drafter")  # as before its last step
