@@ -187,22 +187,21 @@ def ask(
 ) -> dict[str, Any]:
     """Regenerates the answers of all rows of `prompts` through a cell."""
     from dspark.client import AsyncClient
+    from dspark.progress import progress
     from dspark.training.chat import Chat
     from dspark.training.disk import read_rows
-    from dspark.training.record import progress
     from dspark.training.regenerate import regenerate
 
     chat, total = Chat(target), sum(1 for _ in read_rows(prompts))
 
     async def run() -> dict[str, Any]:
-        with progress() as bar:
-            task = bar.add_task("regenerate", total=total, note="")
+        with progress("regenerate", total) as tell:
 
-            def tell(done: int, tokens: int) -> None:
-                bar.update(task, completed=done, note=f"{tokens:,} tokens")
+            def told(done: int, tokens: int) -> None:
+                tell(completed=done, note=f"{tokens:,} tokens")
 
             async with AsyncClient(endpoint, **credentials) as client:
-                return await regenerate(client, prompts, rows, chat, asking, tell)
+                return await regenerate(client, prompts, rows, chat, asking, told)
 
     return asyncio.run(run())
 

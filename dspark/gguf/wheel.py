@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from dspark.errors import CheckpointError
 from dspark.gguf.folder import import_gguf
+from dspark.progress import progress
 from dspark.targets import KNOWN, Packaged
 
 FETCH_S = 600.0
@@ -33,11 +31,8 @@ def import_target(source: str, out: Path) -> None:
     CheckpointError."""
     with _scratch() as folder:
         file = _file_of(source, folder)
-        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task(f"importing {source}", total=None)
-            import_gguf(
-                file, out, lambda done, total: bar.update(task, completed=done, total=total)
-            )
+        with progress(f"importing {source}", shown=sys.stderr.isatty()) as tell:
+            import_gguf(file, out, lambda done, total: tell(completed=done, total=total))
 
 
 def _file_of(source: str, folder: Path) -> Path:

@@ -1,5 +1,4 @@
-"""Reports of a sweep: a progress bar on stderr, a table on stdout, plots, and facts of the
-machine."""
+"""Reports of a sweep: a table, plots, and facts of the machine."""
 
 from __future__ import annotations
 
@@ -10,37 +9,16 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import InvalidRequest
-from dspark.loadgen.run import Progress
 from dspark.plots import by_streams, panels, write
 from dspark.tables import aligned
 
 Column = Callable[[dict[str, Any]], str | None]
 NEEDED = {"series", "tok_s", "tok_s_user", "concurrency", "rate", "budget"}
-
-
-@contextlib.contextmanager
-def progress(title: str, requests: int) -> Iterator[Progress]:
-    """Shows a progress bar and yields the callback that updates it; shows nothing if stderr is no
-    terminal or `rich` is missing."""
-    try:
-        from rich import progress as bars
-        from rich.console import Console
-    except ModuleNotFoundError:
-        yield lambda answers, tokens: None
-        return
-    console, told = Console(stderr=True), bars.TextColumn("{task.description}")
-    counts = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
-    note = bars.TextColumn("{task.fields[note]}")
-    with bars.Progress(
-        told, *counts, note, console=console, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(title, total=requests or None, note="")
-        yield lambda answers, tokens: bar.update(task, completed=answers, note=f"{tokens:,} tokens")
 
 
 def _number(name: str, digits: int) -> Column:

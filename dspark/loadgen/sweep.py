@@ -20,8 +20,8 @@ from dspark.loadgen.answer import Endpoint
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prompts import Question
-from dspark.loadgen.report import progress
 from dspark.loadgen.summary import summarise
+from dspark.progress import progress
 from dspark.runtime.tls import Tls
 
 RANDOM_PROMPTS = 256
@@ -83,12 +83,7 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
         plans += [_plan(order, 0, rate) for rate in order.rate]
         points = []
         for plan, endpoint in itertools.product(plans, endpoints):
-            load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
-            total = plan.requests and plan.requests + plan.warmup
-            with progress(f"{endpoint.name}, {load}", total) as tell:
-                asked = prompts.cycle(questions, plan.seed)
-                outcome = await loop.run(endpoint, asked, plan, tell)
-            point = summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
+            point = await _measured(endpoint, questions, plan)
             points.append(point)
             if point["errors"] and not point["answers"]:
                 print(f"no request succeeded: {point['errors']}", file=sys.stderr)
@@ -96,6 +91,20 @@ async def run(order: SweepOrder) -> list[dict[str, Any]]:
     finally:
         for endpoint in endpoints:
             await endpoint.close()
+
+
+async def _measured(
+    endpoint: Endpoint, questions: list[Question], plan: loop.LoadPlan
+) -> dict[str, Any]:
+    load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+    total = plan.requests + plan.warmup if plan.requests else None
+    with progress(f"{endpoint.name}, {load}", total, shown=sys.stderr.isatty()) as tell:
+
+        def told(answers: int, tokens: int) -> None:
+            tell(completed=answers, note=f"{tokens:,} tokens")
+
+        outcome = await loop.run(endpoint, prompts.cycle(questions, plan.seed), plan, told)
+    return summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
 
 
 def _plan(order: SweepOrder, concurrency: int, rate: float) -> loop.LoadPlan:

@@ -30,7 +30,8 @@ from dspark.model.calibration import (
 )
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
-from dspark.training import record, reliability
+from dspark.progress import progress
+from dspark.training import reliability
 from dspark.training.asked import DatasetPrompt, by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, JudgedRounds, whole_blocks
@@ -83,22 +84,19 @@ def calibrate(
     jobs += [Job(rule, "sampled", temperatures, sampled) for rule in rules]
     fits: dict[tuple[RuleName, Bucket], SlotFit] = {}
     told: list[dict[str, Any]] = []
+    total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
     with (
         TemporaryDirectory(prefix="dspark-answers-") as scratch,
-        record.progress(shown=bar) as progress,
+        progress("calibrate", total, shown=bar) as tell,
     ):
         # Both ratio rules are judged on the same answers: unlike `coupled`, neither fixes the noise
         # that answers are drawn with.
         judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep) or Path(scratch))
-        total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
-        task = progress.add_task("calibrate", total=total, note="")
         for job in jobs:
-            advance = partial(progress.advance, task)
+            advance = partial(tell, advance=1)
             fitted, measured = (_half(judge, asked, job, n, seed, advance) for n in (0, 1))
             fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
-            progress.update(
-                task, note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}"
-            )
+            tell(note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}")
             told.append(figures)
     kept: dict[RuleName, Buckets] = {
         rule: {"greedy": fits["token", "greedy"], "sampled": fits[rule, "sampled"]}

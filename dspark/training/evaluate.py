@@ -20,7 +20,8 @@ from dspark.errors import ConfigError
 from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
-from dspark.training import fitting, metrics, record
+from dspark.progress import progress
+from dspark.training import fitting, metrics
 from dspark.training.asked import by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, Text
@@ -71,10 +72,8 @@ def evaluate(
     sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
-    with record.progress(shown=bar) as progress:
-        task = progress.add_task(
-            "evaluate", total=len(temperatures) * sum(map(len, sets.values())), note=""
-        )
+    total = len(temperatures) * sum(map(len, sets.values()))
+    with progress("evaluate", total, shown=bar) as tell:
         for temperature in temperatures:
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
             fit = calibration.fit(bucket, rule)
@@ -83,11 +82,9 @@ def evaluate(
                 texts: list[Text] = []
                 for text in judge.texts(questions_of, temperature, rule, seed):
                     texts.append(text)
-                    progress.advance(task)
+                    tell(advance=1)
                 rows_of[name] = _measured(texts, size, fit, thresholds)
-                progress.update(
-                    task, note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}"
-                )
+                tell(note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
             by_temperature[f"T={temperature:g}"] = _summary(rows_of)
     report = {
         "target": str(target),

@@ -32,7 +32,7 @@ from dspark.model.location import locate
 from dspark.model.pairing import text_config
 from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
-from dspark.training import record
+from dspark.progress import progress
 from dspark.training.disk import only_writer, write_whole
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
@@ -233,7 +233,7 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     )
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)
-    with only_writer(folder), record.progress() as bar:
+    with only_writer(folder), progress("cache", plan.num_samples) as tell:
         remove_partial(folder / MANIFEST)
-        task = bar.add_task("cache", total=plan.num_samples, note=f"{plan.bytes / 1e9:.2f} GB")
-        write_cache(folder, plan, samples, source, lambda done: bar.update(task, completed=done))
+        tell(note=f"{plan.bytes / 1e9:.2f} GB")
+        write_cache(folder, plan, samples, source, lambda done: tell(completed=done))

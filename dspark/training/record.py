@@ -1,34 +1,11 @@
-"""The record of a training run: a CSV log of its losses, a plot of them, and a progress bar."""
+"""The record of a training run: a CSV log of its losses, and a plot of them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from dspark import plots
 from dspark.errors import ConfigError
 from dspark.training.disk import write_whole
-
-
-def progress(*, shown: bool = True) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),  # stdout is for a command's result
-        disable=not shown,
-    )
 
 
 class Log:

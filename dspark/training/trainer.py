@@ -20,6 +20,7 @@ from torch import nn
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import save_drafter
 from dspark.model.weights_file import SINGLE_NAME
+from dspark.progress import progress
 from dspark.training import checkpoint, record
 from dspark.training.batches import numbers_of
 from dspark.training.disk import check_same_run, only_writer, write_whole
@@ -98,18 +99,13 @@ def _train(run: TrainingRun, on_step: OnStep | None) -> Path:
 
 def train_with_bar(settings: Settings) -> Path:
     """`train_drafter` in this process, with a progress bar."""
-    with record.progress() as bar:
-        task = bar.add_task(f"train {settings.family}", total=None, note="")
+    with progress(f"train {settings.family}") as tell:
 
-        def tell(done: int, steps: int, shown: Mapping[str, float]) -> None:
-            bar.update(
-                task,
-                completed=done,
-                total=steps,
-                note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}",
-            )
+        def on_step(done: int, steps: int, shown: Mapping[str, float]) -> None:
+            note = f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}"
+            tell(completed=done, total=steps, note=note)
 
-        return train_drafter(settings, on_step=tell)
+        return train_drafter(settings, on_step=on_step)
 
 
 def learn(
