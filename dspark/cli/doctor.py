@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dspark.cli import extras
-from dspark.cli.checks import cluster, machine, pair
-from dspark.cli.checks.finding import Finding, Level, doubtful
+from dspark.cli.checks import Finding, Level, cluster, doubtful, machine, pair
 from dspark.cli.options import add_endpoint, open_client
 
 MARKS = {Level.OK: "ok  ", Level.WARN: "WARN", Level.FAIL: "FAIL"}

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspark.cli.checks.finding import Finding, doubtful, fine, wrong
+from dspark.cli.checks import Finding, doubtful, fine, wrong
 from dspark.errors import DsparkError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dspark.cli import extras
-from dspark.cli.checks.finding import Finding, doubtful, fine, wrong
+from dspark.cli.checks import Finding, doubtful, fine, wrong
 from dspark.errors import DsparkError
 
 LEAST_FILES = 4096  # open files: a coordinator holds one socket per client

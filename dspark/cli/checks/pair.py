@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dspark import shipped
-from dspark.cli.checks.finding import Finding, doubtful, fine, wrong
+from dspark.cli.checks import Finding, doubtful, fine, wrong
 from dspark.errors import DsparkError
 
 

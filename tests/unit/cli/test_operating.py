@@ -17,9 +17,8 @@ import pytest
 from deploy import up
 from deploy.load_report import LoadWindow
 from dspark.cli import extras
-from dspark.cli.checks import cluster, machine
+from dspark.cli.checks import Finding, Level, cluster, machine
 from dspark.cli.checks import pair as pair_checks
-from dspark.cli.checks.finding import Finding, Level
 from dspark.cli.discovery import groups, serve
 from dspark.cli.lifecycle import read_sizes
 from dspark.cli.logs import Tails, readable

@@ -18,8 +18,8 @@ import pytest
 from coordinator.reception.tokenizer import find_tokenizer
 from deploy.ray_environment import say_auth
 from dspark import targets
+from dspark.cli.checks import Level
 from dspark.cli.checks.cluster import ray_access
-from dspark.cli.checks.finding import Level
 from dspark.cli.main import main
 from dspark.errors import CheckpointError, DsparkError
 from dspark.gguf.wheel import import_target
