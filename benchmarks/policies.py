@@ -87,21 +87,14 @@ class Served:
 def main(argv: list[str] | None = None) -> int:
     """Prints its rows; 1 when a bar is missed."""
     parser = Program("policies", __doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
-    parser.add_argument(
-        "--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})"
-    )
-    parser.add_argument("--only", choices=LOADS, help="one of the rows")
-    parser.add_argument(
-        "--drafter", help="folder or hub id: another one of the shipped target, in its pair's row"
-    )
-    parser.add_argument("--loads", help="concurrencies, with commas")
-    parser.add_argument(
-        "--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair"
-    )
-    parser.add_argument(
-        "--save", type=Path, help="JSON lines of all measurements; goes on from them"
-    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer loads, fewer and shorter turns")
+    add("--turns", type=int, help=f"of every policy at every load ({TURNS}; quick: {QUICK_TURNS})")
+    add("--only", choices=LOADS, help="one of the rows")
+    add("--drafter", help="folder or hub id: another one of the shipped target, in its pair's row")
+    add("--loads", help="concurrencies, with commas")
+    add("--file", type=Path, default=FILES / "paper.yaml", help="YAML of the synthetic pair")
+    add("--save", type=Path, help="JSON lines of all measurements; goes on from them")
     args = parser.parse_args(argv)
     leave_in_order()
     measuring = QUICK_MEASURING if args.quick else MEASURING

@@ -41,26 +41,19 @@ PROMPTS = Path(__file__).resolve().parent / "prompts" / "calibrate" / "mixed.jso
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ship", description=__doc__)
-    parser.add_argument("run", type=Path, help="folder of a training run")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to replace (the shipped one)")
-    parser.add_argument(
-        "--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})"
-    )
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer (64)")
-    parser.add_argument(
-        "--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a training run")
+    add("--out", type=Path, default=OUT, help="folder to replace (the shipped one)")
+    add("--target", default=shipped.TARGET, help=f"folder, name or hub id ({shipped.TARGET})")
+    add("--tokens", type=int, default=64, help="of an answer (64)")
+    add("--rows", type=int, default=8, help="prompts of a domain that are measured; 0: all (8)")
+    add(
         "--before", type=int, default=0, help="blocks that the weights it started from had seen (0)"
     )
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="to calibrate on")
-    parser.add_argument(
-        "--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)"
-    )
-    parser.add_argument(
-        "--keep", type=Path, help="folder in which the target's answers stay, for the next drafter"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of the processor (1)")
+    add("--prompts", type=Path, default=PROMPTS, help="to calibrate on")
+    add("--datasets", type=Path, nargs="+", help="to measure on (a file of every domain)")
+    add("--keep", type=Path, help="folder in which the target's answers stay, for the next drafter")
+    add("--threads", type=int, default=1, help="of the processor (1)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     began = time.monotonic()

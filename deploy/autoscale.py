@@ -80,10 +80,8 @@ def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) ->
 def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
     """Verifiers needed for pages in use, wait for admission and promised latencies; the largest of
     these needs counts."""
-    at_least, why = (
-        max(1, _replicas(size * reading.pages, config.verifier_pages)),
-        f"{reading.pages:.0%} of the pages",
-    )
+    at_least = max(1, _replicas(size * reading.pages, config.verifier_pages))
+    why = f"{reading.pages:.0%} of the pages"
     enough = max(1, _replicas(size * reading.pages, config.headroom * config.verifier_pages))
     limits = (
         ("wait for admission", reading.queue_s, config.queue_s),
@@ -94,10 +92,8 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
         if seconds is None or not limit:
             continue
         if seconds > limit and (reading.streams or reading.queued):
-            at_least, why = (
-                max(at_least, size + 1),
-                f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}",
-            )
+            at_least = max(at_least, size + 1)
+            why = f"{what} {seconds * 1e3:.0f} ms, at most {limit * 1e3:.0f}"
         # Fewer verifiers share the same work, so latency grows by about that ratio.
         enough = max(enough, min(size, math.ceil(size * seconds / (config.headroom * limit))))
     if reading.queued:

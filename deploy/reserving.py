@@ -154,10 +154,8 @@ def _memory(
         role: int(memory[role] if (said := given.get(role)) is None else said * GIB)
         for role in topology.templates
     }
-    total, there = (
-        sum(wanted[role] * topology.sizes[role] for role in wanted),
-        _total(nodes, "memory"),
-    )
+    total = sum(wanted[role] * topology.sizes[role] for role in wanted)
+    there = _total(nodes, "memory")
     if config.address is not None or total <= there:
         return wanted, ""
     warning = (

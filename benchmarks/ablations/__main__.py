@@ -17,20 +17,15 @@ from benchmarks.row import Program, only_rows
 
 def main(argv: list[str] | None = None) -> int:
     parser = Program("ablations", __doc__)
-    parser.add_argument("what", choices=["tau", "kernels", "threads"])
+    add = parser.add_argument
+    add("what", choices=["tau", "kernels", "threads"])
     add_arguments(parser)
-    parser.add_argument("--table", type=Path, help="the table as JSON; kernels are added to it")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain"
-    )
-    parser.add_argument(
-        "--kernel", choices=kernels.KERNELS, action="append", help="only this; may be said again"
-    )
+    add("--table", type=Path, help="the table as JSON; kernels are added to it")
+    add("--quick", action="store_true", help=f"of tau: {tau.QUICK_PROMPTS} prompts a domain")
+    add("--kernel", choices=kernels.KERNELS, action="append", help="only this; may be said again")
     longest = kernels.LONGEST_PROMPT
-    parser.add_argument(
-        "--context", type=int, default=longest, help="of kernels: a prompt's tokens"
-    )
-    parser.add_argument("--repetitions", type=int, default=4, help="of kernels: answers a sequence")
+    add("--context", type=int, default=longest, help="of kernels: a prompt's tokens")
+    add("--repetitions", type=int, default=4, help="of kernels: answers a sequence")
     args = parser.parse_args(argv)
     only_rows()
     pair = chosen(args)

@@ -145,17 +145,10 @@ class Bench:
 
     def _weigh(self, stream: AnswerStream, blocks: dict[DraftSetting, Block]) -> None:
         """Adds the worth of each block; the target computes blocks of equal ids once."""
-        answer, different = (
-            stream.answer,
-            list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values())),
-        )
-        probs = dict(
-            zip(
-                different,
-                probs_behind(self._target, answer.tokens, different, answer.params),
-                strict=True,
-            )
-        )
+        answer = stream.answer
+        different = list(dict.fromkeys(tuple(block.token_ids) for block in blocks.values()))
+        behind = probs_behind(self._target, answer.tokens, different, answer.params)
+        probs = dict(zip(different, behind, strict=True))
         for drafting, block in blocks.items():
             params = replace(answer.params, rule=drafting.rule)
             worth = committed(

@@ -164,11 +164,8 @@ async def _rates(cell: ProcessCell, windows: int, seconds: float) -> dict[str, A
                 said, spent = heard.tokens, cpu_seconds(front.pid)
                 await asyncio.sleep(seconds)
                 rates.append((heard.tokens - said) / (cpu_seconds(front.pid) - spent))
-            tokens, chunks, took = (
-                heard.tokens - tokens,
-                heard.chunks - chunks,
-                time.monotonic() - began,
-            )
+            tokens, chunks = heard.tokens - tokens, heard.chunks - chunks
+            took = time.monotonic() - began
         note(f"{policy}: {[round(rate) for rate in rates]} tokens per CPU second")
         value[policy] = round(statistics.median(rates))
         value[f"{policy}_tokens_per_chunk"] = round(tokens / max(chunks, 1), 2)

@@ -25,15 +25,12 @@ from deploy.processes import ProcessCell
 def main(argv: list[str] | None = None) -> int:
     """Prints a row; 1 when its bar is missed."""
     parser = Program("forms", __doc__)
-    parser.add_argument("what", choices=["costs", "answers", "forced", "hostile"])
+    add = parser.add_argument
+    add("what", choices=["costs", "answers", "forced", "hostile"])
     add_arguments(parser)
-    parser.add_argument(
-        "--part", default="1/1", metavar="I/N", help="every Nth case from the Ith on"
-    )
-    parser.add_argument(
-        "--kept", type=Path, help="of answers: rows of cases, one a line; goes on behind them"
-    )
-    parser.add_argument("--alone", type=float, default=20.0, help="seconds of the stream by itself")
+    add("--part", default="1/1", metavar="I/N", help="every Nth case from the Ith on")
+    add("--kept", type=Path, help="of answers: rows of cases, one a line; goes on behind them")
+    add("--alone", type=float, default=20.0, help="seconds of the stream by itself")
     args = parser.parse_args(argv)
     pair = chosen(args)
     if args.what == "costs":

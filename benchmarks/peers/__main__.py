@@ -47,21 +47,16 @@ VLLM_MODES: Mapping[str, Mapping[str, Any]] = {
 def main(argv: list[str] | None = None) -> int:
     parser = Program("peers", __doc__)
     add_arguments(parser)
-    parser.add_argument("--streams", default="1,8", help="prompts asked at once")
-    parser.add_argument(
-        "--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})"
-    )
-    parser.add_argument(
-        "--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})"
-    )
-    parser.add_argument("--gguf", type=Path, help="the target's weights as llama.cpp reads them")
-    parser.add_argument(
-        "--assistant", type=Path, help="a language model that drafts, for assisted generation"
-    )
-    parser.add_argument("--repetitions", type=int, help="5")
-    parser.add_argument("--prompts", type=int, help="2 of each domain")
-    parser.add_argument("--tokens", type=int, help="96 an answer")
-    parser.add_argument("--quick", action="store_true", help="2 repetitions of 1 prompt, 24 tokens")
+    add = parser.add_argument
+    add("--streams", default="1,8", help="prompts asked at once")
+    add("--vllm-python", type=Path, default=os.environ.get(VLLM) or None, help=f"(${VLLM})")
+    add("--llama-python", type=Path, default=os.environ.get(LLAMA) or None, help=f"(${LLAMA})")
+    add("--gguf", type=Path, help="the target's weights as llama.cpp reads them")
+    add("--assistant", type=Path, help="a language model that drafts, for assisted generation")
+    add("--repetitions", type=int, help="5")
+    add("--prompts", type=int, help="2 of each domain")
+    add("--tokens", type=int, help="96 an answer")
+    add("--quick", action="store_true", help="2 repetitions of 1 prompt, 24 tokens")
     args = parser.parse_args(argv)
     pair, code = chosen(args), 0
     shape = (2, 1, 24) if args.quick else (5, 2, 96)

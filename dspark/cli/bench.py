@@ -37,36 +37,27 @@ def add_commands(commands: Any) -> None:
     )
     server = parser.add_argument_group("server")
     add_endpoint(server)
-    server.add_argument(
-        "--openai",
-        default="",
-        metavar="URL",
-        help="an OpenAI-style server instead, with its /v1",
-    )
-    server.add_argument("--model", default="", help="model name to ask the OpenAI-style server for")
-    server.add_argument("--api-key-env", metavar="NAME", help="environment variable with its key")
+    add = server.add_argument
+    add("--openai", default="", metavar="URL", help="an OpenAI-style server instead, with its /v1")
+    add("--model", default="", help="model name to ask the OpenAI-style server for")
+    add("--api-key-env", metavar="NAME", help="environment variable with its key")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
     loop.add_argument("--concurrency", type=positives, help="users at a time (1,4,16)")
     loop.add_argument(
         "--rate", type=numbers_above_0, default=(), help="requests a second, arriving at random"
     )
-    load.add_argument(
+    add = load.add_argument
+    add(
         "--requests",
         type=natural,
         default=0,
         help="measured requests a point; 0: 4 a user, at least 16",
     )
-    load.add_argument(
-        "--duration", type=wait_s, default=0, help="longest window of a point; 0: no bound"
-    )
-    load.add_argument(
-        "--warmup", type=natural, help="requests before the window of a point (one a user)"
-    )
-    load.add_argument(
-        "--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling"
-    )
-    load.add_argument("--timeout", type=span_s, default=600, help="longest answer")
+    add("--duration", type=wait_s, default=0, help="longest window of a point; 0: no bound")
+    add("--warmup", type=natural, help="requests before the window of a point (one a user)")
+    add("--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling")
+    add("--timeout", type=span_s, default=600, help="longest answer")
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
     source.add_argument(
@@ -76,21 +67,19 @@ def add_commands(commands: Any) -> None:
     source.add_argument(
         "--input-len", type=positive, help="random token ids instead, N to a prompt"
     )
-    asked.add_argument(
-        "--vocabulary", type=positive, help="ids below N for --input-len with --openai"
-    )
-    asked.add_argument("--output-len", type=positive, default=128, help="longest answer in tokens")
-    asked.add_argument("--stop-at-eos", action="store_true", help="let answers end by themselves")
-    asked.add_argument("--temperature", type=float, default=0, help="0 is greedy")
-    asked.add_argument("--policy", default="", help="policies, one series each (the deployment's)")
-    asked.add_argument("--rule", choices=RULES, help="acceptance rule")
+    add = asked.add_argument
+    add("--vocabulary", type=positive, help="ids below N for --input-len with --openai")
+    add("--output-len", type=positive, default=128, help="longest answer in tokens")
+    add("--stop-at-eos", action="store_true", help="let answers end by themselves")
+    add("--temperature", type=float, default=0, help="0 is greedy")
+    add("--policy", default="", help="policies, one series each (the deployment's)")
+    add("--rule", choices=RULES, help="acceptance rule")
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    out.add_argument("--save", type=Path, help="write the JSON object to a file")
-    out.add_argument(
-        "--plot", type=Path, help="PNG or SVG: speed per user against speed in all, budget"
-    )
-    out.add_argument("--with", dest="others", type=Path, nargs="+", help="saved runs to plot too")
+    add = out.add_argument
+    add("--json", action="store_true", help="one JSON object instead of a table")
+    add("--save", type=Path, help="write the JSON object to a file")
+    add("--plot", type=Path, help="PNG or SVG: speed per user against speed in all, budget")
+    add("--with", dest="others", type=Path, nargs="+", help="saved runs to plot too")
     parser.set_defaults(run=_bench)
 
 

@@ -38,14 +38,11 @@ def add_commands(commands: Any) -> None:
         "dspark://ROLE/NAME. Run again, it renews them, for the hosts and tenants it was told "
         "before too.",
     )
-    parser.add_argument("directory", type=folder, help="for the files; made if it is not there")
-    parser.add_argument(
-        "--host", action="append", default=[], help="name or address of the node; repeatable"
-    )
-    parser.add_argument(
-        "--client", action="append", default=[], help="tenant who gets a certificate; repeatable"
-    )
-    parser.add_argument("--days", type=positive, default=90, help="until certificates end")
+    add = parser.add_argument
+    add("directory", type=folder, help="for the files; made if it is not there")
+    add("--host", action="append", default=[], help="name or address of the node; repeatable")
+    add("--client", action="append", default=[], help="tenant who gets a certificate; repeatable")
+    add("--days", type=positive, default=90, help="until certificates end")
     parser.set_defaults(run=_run)
 
 

@@ -33,13 +33,10 @@ def add_commands(commands: Any) -> None:
         "and keeps what was said; Ctrl-D ends. Where the context is full the oldest turns are "
         "left out.",
     )
-    parser.add_argument(
-        "--system", metavar="TEXT", help="what the target is told before the first turn"
-    )
-    parser.add_argument("--max-tokens", type=positive, default=ANSWER, help="longest answer")
-    parser.add_argument(
-        "--target", help="whose template and tokenizer are used (those of the served model)"
-    )
+    add = parser.add_argument
+    add("--system", metavar="TEXT", help="what the target is told before the first turn")
+    add("--max-tokens", type=positive, default=ANSWER, help="longest answer")
+    add("--target", help="whose template and tokenizer are used (those of the served model)")
     add_asking(parser, "coordinator or front end; default: the cluster of this state folder")
     parser.set_defaults(run=_chat)
 

@@ -17,11 +17,9 @@ from typing import Any
 
 from dspark.errors import CheckpointError, DsparkError, UnsupportedFamily
 
-BLOCK_FILE, LOSS_FILE, DECODE_FILE = (
-    "block_cases.safetensors",
-    "loss_case.safetensors",
-    "decode_cases.json",
-)
+BLOCK_FILE = "block_cases.safetensors"
+LOSS_FILE = "loss_case.safetensors"
+DECODE_FILE = "decode_cases.json"
 CASE_FILES = (BLOCK_FILE, LOSS_FILE, DECODE_FILE)
 OUTCOMES = ("passed", "failed", "skipped")
 

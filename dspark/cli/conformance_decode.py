@@ -122,10 +122,8 @@ def decode_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> l
     lives = [_run_of(number, case).end + size + MARGIN for number, case in enumerate(cases)]
     problems: list[str | None] = [None] * len(cases)
     with calibrated_copy(file.parent, size) as folder:
-        verify, draft = (
-            load_verify(target.folder, folder, lives),
-            load_draft(folder, lives, target.folder),
-        )
+        verify = load_verify(target.folder, folder, lives)
+        draft = load_draft(folder, lives, target.folder)
         for turn in range(TURNS):
             runs = [_run_of(turn * len(cases) + number, case) for number, case in enumerate(cases)]
             _Turn(verify, draft, runs, prefixes_are_kept=turn > 0).play()

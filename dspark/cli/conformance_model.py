@@ -100,25 +100,16 @@ def _block_problems(
             [length + size for length in lengths],
             target.folder if target is not None else None,
         )
-        items = []
+        items, greedy = [], SamplingParams(temperature=0.0)
         for number, (case, length) in enumerate(zip(cases, lengths, strict=True)):
             cursor, anchor = Cursor(number, 1, 1, length + 1), int(case["anchor_id"][0])
             served(draft.open(cursor, length + size))
-            rows, ids = (
-                draft.drafter.project(case["context_features"][0]),
-                case["prompt_ids"][0].tolist(),
-            )
+            rows = draft.drafter.project(case["context_features"][0])
+            ids = case["prompt_ids"][0].tolist()
             for start in range(0, length, ROWS):
-                served(
-                    draft.ingest(
-                        number, 1, start, ids[start : start + ROWS], rows[start : start + ROWS]
-                    )
-                )
-            items.append(
-                DraftItem(
-                    cursor, anchor, features_through=length, params=SamplingParams(temperature=0.0)
-                )
-            )
+                part = slice(start, start + ROWS)
+                served(draft.ingest(number, 1, start, ids[part], rows[part]))
+            items.append(DraftItem(cursor, anchor, features_through=length, params=greedy))
         blocks = draft.draft(items)
         proposal, anchors = draft.propose(items, size)
         corrected, said = [], [anchors]

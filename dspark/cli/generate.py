@@ -21,71 +21,56 @@ def add_commands(commands: Any) -> None:
     source.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt")
     source.add_argument("--prompt-file", type=Path, help="read the prompt from a file, - is stdin")
     source.add_argument("--token-ids", type=naturals, metavar="1,2,3", help="the prompt in ids")
-    parser.add_argument("--max-tokens", type=int, help="longest answer (256)")
-    parser.add_argument("--top-k", type=int, help="keep the N likeliest tokens, 0 keeps all")
-    parser.add_argument(
-        "--min-p", type=float, help="keep tokens of this share of the likeliest one"
-    )
-    parser.add_argument(
-        "--repetition-penalty", type=float, help="over prompt and answer; 1 is none"
-    )
-    parser.add_argument("--presence-penalty", type=float, help="once, for tokens of the answer")
-    parser.add_argument("--frequency-penalty", type=float, help="per occurrence in the answer")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--max-tokens", type=int, help="longest answer (256)")
+    add("--top-k", type=int, help="keep the N likeliest tokens, 0 keeps all")
+    add("--min-p", type=float, help="keep tokens of this share of the likeliest one")
+    add("--repetition-penalty", type=float, help="over prompt and answer; 1 is none")
+    add("--presence-penalty", type=float, help="once, for tokens of the answer")
+    add("--frequency-penalty", type=float, help="per occurrence in the answer")
+    add(
         "--logit-bias",
         type=_bias,
         action="append",
         metavar="ID=B",
         help="add B to a logit; repeatable",
     )
-    parser.add_argument(
-        "--n", type=int, help="answers to the same prompt, shown one after the other"
-    )
-    parser.add_argument(
-        "--logprobs", type=int, help="tell log-probabilities, N likeliest (with --json)"
-    )
-    parser.add_argument(
+    add("--n", type=int, help="answers to the same prompt, shown one after the other")
+    add("--logprobs", type=int, help="tell log-probabilities, N likeliest (with --json)")
+    add(
         "--prompt-logprobs",
         type=int,
         help="the same of the prompt; with --max-tokens 0 of it alone",
     )
-    parser.add_argument("--min-tokens", type=int, help="nothing ends the answer before")
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the answer here; repeatable"
-    )
-    parser.add_argument(
+    add("--min-tokens", type=int, help="nothing ends the answer before")
+    add("--stop", action="append", metavar="TEXT", help="end the answer here; repeatable")
+    add(
         "--stop-token-id",
         action="append",
         type=int,
         dest="stop_token_ids",
         help="end at this token; repeatable",
     )
-    parser.add_argument(
+    add(
         "--include-stop", action="store_true", default=None, dest="include_stop_str_in_output",
         help="show what ended it",
     )  # fmt: skip
-    parser.add_argument(
+    add(
         "--ignore-eos",
         action="store_true",
         default=None,
         help="go on past the target's stop tokens",
     )
-    parser.add_argument(
-        "--request-id", metavar="ID", help="its name, for `status --explain` and `Abort`"
-    )
-    parser.add_argument(
+    add("--request-id", metavar="ID", help="its name, for `status --explain` and `Abort`")
+    add(
         "--drafter",
         metavar="NAME",
         help="replica that drafts, e.g. draft/1; while it is away none does",
     )
-    parser.add_argument(
-        "--label", metavar="NAME", help="count acceptance under this name in the metrics"
-    )
-    parser.add_argument("--timeout", type=float, metavar="S", help="deadline")
+    add("--label", metavar="NAME", help="count acceptance under this name in the metrics")
+    add("--timeout", type=float, metavar="S", help="deadline")
     add_asking(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object at the end, nothing streamed"
-    )
+    add("--json", action="store_true", help="one JSON object at the end, nothing streamed")
     parser.set_defaults(run=_generate)
 
 

@@ -27,53 +27,42 @@ def add_commands(commands: Any) -> None:
     fit = commands.add_parser(
         "calibrate", help="fit a drafter's confidence on held-out rounds", description=CALIBRATE
     )
-    fit.add_argument("--rules", type=_rules, default=",".join(RULES), help="acceptance rules")
-    fit.add_argument(
-        "--temperatures", type=numbers_above_0, default="0.7,1", help="of sampled requests"
-    )
-    fit.add_argument(
+    add = fit.add_argument
+    add("--rules", type=_rules, default=",".join(RULES), help="acceptance rules")
+    add("--temperatures", type=numbers_above_0, default="0.7,1", help="of sampled requests")
+    add(
         "--also-greedy",
         type=Path,
         nargs="+",
         default=(),
         help="more prompts for greedy requests only",
     )
-    fit.add_argument(
-        "--no-offsets", action="store_true", help="fit temperatures alone, as published"
-    )
-    fit.add_argument(
-        "--out", type=folder, help="where calibration.json goes (the drafter's folder)"
-    )
-    fit.add_argument("--plots", type=folder, help="reliability diagrams before and after, PNG")
+    add("--no-offsets", action="store_true", help="fit temperatures alone, as published")
+    add("--out", type=folder, help="where calibration.json goes (the drafter's folder)")
+    add("--plots", type=folder, help="reliability diagrams before and after, PNG")
     fit.set_defaults(run=_calibrate)
     judge = commands.add_parser(
         "evaluate", help="accepted length of a drafter on data sets", description=EVALUATE
     )
-    judge.add_argument("--rule", choices=RULES, default="token", help="acceptance rule")
-    judge.add_argument(
-        "--temperatures", type=numbers_from_0, default="1,0", help="sampling temperatures"
-    )
-    judge.add_argument(
-        "--thresholds", type=numbers_from_0, help="confidences to sweep (0,0.05 .. 0.95)"
-    )
-    judge.add_argument("--out", type=folder, help="metrics.json and plots")
+    add = judge.add_argument
+    add("--rule", choices=RULES, default="token", help="acceptance rule")
+    add("--temperatures", type=numbers_from_0, default="1,0", help="sampling temperatures")
+    add("--thresholds", type=numbers_from_0, help="confidences to sweep (0,0.05 .. 0.95)")
+    add("--out", type=folder, help="metrics.json and plots")
     judge.set_defaults(run=_evaluate)
     for parser in (fit, judge):
-        parser.add_argument("data", type=Path, nargs="+", help="JSONL of held-out prompts")
-        parser.add_argument("--target", required=True, help="folder or hub id of the target")
-        parser.add_argument("--drafter", required=True, help="folder or hub id of the drafter")
-        parser.add_argument("--new-tokens", type=positive, default=128, help="tokens of an answer")
-        parser.add_argument("--rows", type=natural, default=0, help="most rows of a file; 0: all")
-        parser.add_argument(
-            "--top-k-cut", type=natural, default=64, help="entries of a draft; 0: all"
-        )
-        parser.add_argument("--seed", type=int, default=980406, help="of answers and rounds")
-        parser.add_argument("--threads", type=positive, default=1, help="of the processor")
-        parser.add_argument(
-            "--keep", type=folder, help="keep the target's answers here for next time"
-        )
-        parser.add_argument("--quiet", action="store_true", help="no progress bar")
-        parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+        add = parser.add_argument
+        add("data", type=Path, nargs="+", help="JSONL of held-out prompts")
+        add("--target", required=True, help="folder or hub id of the target")
+        add("--drafter", required=True, help="folder or hub id of the drafter")
+        add("--new-tokens", type=positive, default=128, help="tokens of an answer")
+        add("--rows", type=natural, default=0, help="most rows of a file; 0: all")
+        add("--top-k-cut", type=natural, default=64, help="entries of a draft; 0: all")
+        add("--seed", type=int, default=980406, help="of answers and rounds")
+        add("--threads", type=positive, default=1, help="of the processor")
+        add("--keep", type=folder, help="keep the target's answers here for next time")
+        add("--quiet", action="store_true", help="no progress bar")
+        add("--json", action="store_true", help="one JSON object instead of tables")
 
 
 def _calibrate(args: argparse.Namespace) -> int:

@@ -34,11 +34,10 @@ def add_commands(commands: Any) -> None:
         "section `cluster` of the file. Sections `coordinator`, `frontend`, `verify` and `draft` "
         "of the file configure the processes, section `autoscale` the pools that follow the load.",
     )
-    up.add_argument("-f", "--config", type=Path, help="YAML configuration")
-    up.add_argument(
-        "--block", action="store_true", help="stay until told to end, then take the cell down"
-    )
-    up.add_argument(
+    add = up.add_argument
+    add("-f", "--config", type=Path, help="YAML configuration")
+    add("--block", action="store_true", help="stay until told to end, then take the cell down")
+    add(
         "--autoscale",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -51,10 +50,9 @@ def add_commands(commands: Any) -> None:
         help="stop the cluster and everything it started",
         description="Takes nothing new, lets running streams finish, then ends every process.",
     )
-    down.add_argument("--grace-s", type=wait_s, default=30, help="time for running streams")
-    down.add_argument(
-        "--now", action="store_true", help="end everything at once; running streams break off"
-    )
+    add = down.add_argument
+    add("--grace-s", type=wait_s, default=30, help="time for running streams")
+    add("--now", action="store_true", help="end everything at once; running streams break off")
     down.set_defaults(run=_down)
     scaling = commands.add_parser(
         "scale",

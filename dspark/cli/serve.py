@@ -35,20 +35,13 @@ def room_parser(role: str) -> argparse.ArgumentParser:
 
     cls = config_class(ProcessRole(role))
     parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
-    parser.add_argument("--config", metavar="FILE", help="YAML file with a section for this role")
-    parser.add_argument("--name", default=f"{role}/0", help="replica name for people")
-    parser.add_argument(
-        "--ready-json", action="store_true", help="print one JSON line on stdout when serving"
-    )
-    parser.add_argument(
-        "--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM"
-    )
-    parser.add_argument(
-        "--parent-pid", type=int, metavar="PID", help="end when this parent process has ended"
-    )
-    parser.add_argument(
-        "--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr"
-    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file with a section for this role")
+    add("--name", default=f"{role}/0", help="replica name for people")
+    add("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
+    add("--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM")
+    add("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
+    add("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
     add_keys(parser, cls)
     return parser
 

@@ -28,48 +28,38 @@ def add_commands(commands: Any) -> None:
         "--concurrency", type=positives, help="users, each asking again when answered (1,8,64)"
     )
     loop.add_argument("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
-    load.add_argument(
-        "--input-len", type=_span, default="32", metavar="A[..B]", help="tokens of a prompt"
-    )
-    load.add_argument(
-        "--output-len", type=_span, default="128", metavar="A[..B]", help="tokens of an answer"
-    )
-    load.add_argument("--temperature", type=float, default=1, help="of all requests")
-    load.add_argument("--policy", default="adaptive", help="policies, one series each")
-    load.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
-    load.add_argument(
-        "--warmup", type=wait_s, default=5, help="simulated seconds before the window"
-    )
-    load.add_argument("--duration", type=span_s, default=20, help="simulated seconds of the window")
+    add = load.add_argument
+    add("--input-len", type=_span, default="32", metavar="A[..B]", help="tokens of a prompt")
+    add("--output-len", type=_span, default="128", metavar="A[..B]", help="tokens of an answer")
+    add("--temperature", type=float, default=1, help="of all requests")
+    add("--policy", default="adaptive", help="policies, one series each")
+    add("--seed", type=int, default=0, help="of arrivals, lengths and tokens")
+    add("--warmup", type=wait_s, default=5, help="simulated seconds before the window")
+    add("--duration", type=span_s, default=20, help="simulated seconds of the window")
     pools = parser.add_argument_group("pools")
-    pools.add_argument("--verifiers", type=positives, default="1", help="verifiers")
-    pools.add_argument("--drafters", type=naturals, default="1", help="drafters; each serves all")
-    pools.add_argument(
-        "--coordinators", type=int, default=1, help="coordinators that share the lanes"
-    )
-    pools.add_argument("--cores", type=int, default=0, help="that all processes share; 0: one each")
-    pools.add_argument(
-        "--kv-tokens", type=int, default=0, help="token slots of a verifier; 0: no limit"
-    )
-    pools.add_argument("--prefill-chunk", type=int, default=256, help="prompt tokens of one pass")
-    pools.add_argument(
-        "--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement"
-    )
+    add = pools.add_argument
+    add("--verifiers", type=positives, default="1", help="verifiers")
+    add("--drafters", type=naturals, default="1", help="drafters; each serves all")
+    add("--coordinators", type=int, default=1, help="coordinators that share the lanes")
+    add("--cores", type=int, default=0, help="that all processes share; 0: one each")
+    add("--kv-tokens", type=int, default=0, help="token slots of a verifier; 0: no limit")
+    add("--prefill-chunk", type=int, default=256, help="prompt tokens of one pass")
+    add("--cohorts", type=int, default=0, choices=[0, 1, 2], help="of a lane; 0: by measurement")
     for pool in ("verifiers", "drafters"):
-        pools.add_argument(
-            f"--lose-{pool}", type=numbers_above_0, default=(), help="when one is lost for good"
-        )
+        add(f"--lose-{pool}", type=numbers_above_0, default=(), help="when one is lost for good")
     hops = parser.add_argument_group(
         "what lies between, in microseconds; docs/simulator.md says how to measure it"
     )
-    hops.add_argument("--hop-us", type=float, help="one way")
-    hops.add_argument("--worker-us", type=float, help="a worker's processor time for a command")
-    hops.add_argument("--worker-sequence-us", type=float, help="more for each sequence of it")
-    hops.add_argument("--round-us", type=float, help="the coordinator's processor time for a reply")
-    hops.add_argument("--round-sequence-us", type=float, help="more for each sequence of it")
+    add = hops.add_argument
+    add("--hop-us", type=float, help="one way")
+    add("--worker-us", type=float, help="a worker's processor time for a command")
+    add("--worker-sequence-us", type=float, help="more for each sequence of it")
+    add("--round-us", type=float, help="the coordinator's processor time for a reply")
+    add("--round-sequence-us", type=float, help="more for each sequence of it")
     out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    out.add_argument("--plot", type=Path, help="PNG or SVG: speed, budget and shares of time")
+    add = out.add_argument
+    add("--json", action="store_true", help="one JSON object instead of a table")
+    add("--plot", type=Path, help="PNG or SVG: speed, budget and shares of time")
     parser.set_defaults(run=_simulate)
 
 

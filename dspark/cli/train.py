@@ -58,69 +58,62 @@ def build_parser() -> argparse.ArgumentParser:
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 
     split = stages.add_parser("split", help="prompts to a training and a held-out part")
-    split.add_argument("prompts", type=Path, help="JSONL: conversations, messages, turns or prompt")
-    split.add_argument("--out", type=folder, required=True, help="where the three parts go")
-    split.add_argument("--held-out", type=float, default=0.05, help="share held out")
-    split.add_argument(
-        "--limit", type=natural, default=0, help="rows to keep, drawn with the seed; 0: all"
-    )
-    split.add_argument("--seed", type=int, default=42, help="key of the split")
+    add = split.add_argument
+    add("prompts", type=Path, help="JSONL: conversations, messages, turns or prompt")
+    add("--out", type=folder, required=True, help="where the three parts go")
+    add("--held-out", type=float, default=0.05, help="share held out")
+    add("--limit", type=natural, default=0, help="rows to keep, drawn with the seed; 0: all")
+    add("--seed", type=int, default=42, help="key of the split")
     split.set_defaults(stage=_split)
 
     overlap = stages.add_parser("overlap", help="prompts that training text has seen")
-    overlap.add_argument("prompts", type=Path, nargs="+", help="JSONL of evaluation prompts")
-    overlap.add_argument(
-        "--training", type=Path, nargs="+", required=True, help="JSONL that is trained on"
-    )
-    overlap.add_argument("--out", type=folder, help="where clean prompts go, under their names")
+    add = overlap.add_argument
+    add("prompts", type=Path, nargs="+", help="JSONL of evaluation prompts")
+    add("--training", type=Path, nargs="+", required=True, help="JSONL that is trained on")
+    add("--out", type=folder, help="where clean prompts go, under their names")
     overlap.set_defaults(stage=_overlap)
 
     regenerate = stages.add_parser("regenerate", help="answers of the target, through a cell")
-    regenerate.add_argument("prompts", type=Path, help="rows of {id, conversations}")
-    regenerate.add_argument(
-        "--target", required=True, help="the target that is served: its tokenizer"
-    )
-    regenerate.add_argument("--out", type=Path, required=True, help="grows row by row")
+    add = regenerate.add_argument
+    add("prompts", type=Path, help="rows of {id, conversations}")
+    add("--target", required=True, help="the target that is served: its tokenizer")
+    add("--out", type=Path, required=True, help="grows row by row")
     add_endpoint(regenerate)
     add_keys(regenerate, RegenerationSettings)
     regenerate.set_defaults(stage=_regenerate)
 
     encode = stages.add_parser("encode", help="conversations to samples")
-    encode.add_argument("rows", type=Path, help="what `regenerate` wrote")
-    encode.add_argument("--target", required=True, help="whose tokenizer and template are used")
-    encode.add_argument("--out", type=Path, required=True, help="the file of samples")
-    encode.add_argument(
-        "--max-length", type=positive, default=4096, help="tokens of a conversation"
-    )
-    encode.add_argument("--min-supervised", type=natural, default=14, help="fewer are dropped")
+    add = encode.add_argument
+    add("rows", type=Path, help="what `regenerate` wrote")
+    add("--target", required=True, help="whose tokenizer and template are used")
+    add("--out", type=Path, required=True, help="the file of samples")
+    add("--max-length", type=positive, default=4096, help="tokens of a conversation")
+    add("--min-supervised", type=natural, default=14, help="fewer are dropped")
     encode.set_defaults(stage=_encode)
 
     cache = stages.add_parser("cache", help="the target's hidden states on disk")
-    cache.add_argument("samples", metavar="FILE", help="what `encode` wrote")
+    add = cache.add_argument
+    add("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(cache, Settings, only=("target", "family", "taps", "layers", "block_size", "device"))
-    cache.add_argument("--out", type=folder, required=True, help="folder of the cache")
-    cache.add_argument(
-        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states"
-    )
-    cache.add_argument("--estimate", action="store_true", help="say how large it gets and stop")
+    add("--out", type=folder, required=True, help="folder of the cache")
+    add("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of the hidden states")
+    add("--estimate", action="store_true", help="say how large it gets and stop")
     cache.set_defaults(stage=_cache)
 
     drafter = stages.add_parser("drafter", help="train a drafter, or go on training it")
-    drafter.add_argument("samples", metavar="FILE", help="what `encode` wrote")
+    add = drafter.add_argument
+    add("samples", metavar="FILE", help="what `encode` wrote")
     add_keys(drafter, Settings, leave_out=("samples",))
-    drafter.add_argument("--workers", type=positive, default=1, help="more than one: by Ray Train")
-    drafter.add_argument(
-        "--gpus", action="store_true", help="each worker of several reserves a GPU"
-    )
-    drafter.add_argument("--address", help="Ray cluster of the workers (one of its own)")
+    add("--workers", type=positive, default=1, help="more than one: by Ray Train")
+    add("--gpus", action="store_true", help="each worker of several reserves a GPU")
+    add("--address", help="Ray cluster of the workers (one of its own)")
     drafter.set_defaults(stage=_drafter)
 
     vocabulary = stages.add_parser("vocabulary", help="the tokens the target writes most")
-    vocabulary.add_argument("samples", type=Path, help="what `encode` wrote")
-    vocabulary.add_argument(
-        "--tokens", type=positive, required=True, help="how many a head may keep"
-    )
-    vocabulary.add_argument("--out", type=Path, required=True, help="for `checkpoint convert`")
+    add = vocabulary.add_argument
+    add("samples", type=Path, help="what `encode` wrote")
+    add("--tokens", type=positive, required=True, help="how many a head may keep")
+    add("--out", type=Path, required=True, help="for `checkpoint convert`")
     vocabulary.set_defaults(stage=_vocabulary)
 
     train_all.add_stage(stages)

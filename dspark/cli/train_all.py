@@ -26,22 +26,17 @@ def add_stage(stages: Any) -> None:
     from dspark.training.settings import RegenerationSettings, Settings
 
     parser = stages.add_parser("all", help="everything: target and prompts to drafter and report")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL, as `split` reads it")
-    parser.add_argument("--target", required=True, help="folder or hub id of the target")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where everything goes")
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, help="JSONL, as `split` reads it")
+    add("--target", required=True, help="folder or hub id of the target")
+    add("--out", required=True, metavar="DIR", help="where everything goes")
     add_keys(parser, Settings, leave_out=("target", "out", "samples", "cache", "start"))
-    parser.add_argument(
-        "--cache", action="store_true", help="keep the target's hidden states on disk"
-    )
-    parser.add_argument("--limit", type=natural, default=0, help="prompts that are used; 0: all")
-    parser.add_argument("--held-out-share", type=float, default=0.1, help="prompts held out")
-    parser.add_argument(
-        "--min-supervised", type=natural, default=14, help="shorter answers are dropped"
-    )
+    add("--cache", action="store_true", help="keep the target's hidden states on disk")
+    add("--limit", type=natural, default=0, help="prompts that are used; 0: all")
+    add("--held-out-share", type=float, default=0.1, help="prompts held out")
+    add("--min-supervised", type=natural, default=14, help="shorter answers are dropped")
     add_endpoint(parser, "a cell that serves the target (one of its own)")
-    parser.add_argument(
-        "--answer-tokens", type=positive, default=128, help="longest answer in evaluation"
-    )
+    add("--answer-tokens", type=positive, default=128, help="longest answer in evaluation")
     add_keys(parser, RegenerationSettings, prefix="ask_", leave_out=("seed",))
     parser.set_defaults(stage=_all)
 

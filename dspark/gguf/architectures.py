@@ -64,11 +64,8 @@ def architecture_of(settings: Mapping[str, Any]) -> Architecture:
 
 def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a file with these settings and tensor names. Raises CheckpointError."""
-    made, prefix, keys = (
-        architecture_of(settings),
-        settings["general.architecture"],
-        Keys(dict(settings)),
-    )
+    made, prefix = architecture_of(settings), settings["general.architecture"]
+    keys = Keys(dict(settings))
 
     def count(key: str, **bounds: int) -> int:
         return keys.count(f"{prefix}.{key}", **bounds)

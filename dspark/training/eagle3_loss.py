@@ -105,10 +105,8 @@ def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Ten
     ce, l1, size = ce.unsqueeze(-1), l1.unsqueeze(-1), drafter.config.block_size
     each = torch.ones_like(ce)
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=each, eval_mask=each.bool())
-    accepted, blocks = (
-        _windows(dense(judged, acceptance(l1)), size),
-        _windows(judged, size).long().cumprod(dim=-1),
-    )
+    accepted = _windows(dense(judged, acceptance(l1)), size)
+    blocks = _windows(judged, size).long().cumprod(dim=-1)
     return LeanLoss(total, sums._replace(**block_sums(accepted, blocks.bool())))
 
 

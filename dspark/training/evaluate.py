@@ -64,10 +64,8 @@ def evaluate(
     check_folder("keep", keep)
     made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
     made.serve()
-    judge, size = (
-        Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep)),
-        made.config.block_size,
-    )
+    judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep))
+    size = judge.size
     calibration = load_calibration(locate(drafter), block_size=size)
     sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
     found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])

@@ -267,10 +267,8 @@ def _terms(
     normaliser = logits.amax(dim=-1) - drafted.amax(dim=-1).log()
     if labels is None:
         said = probs.sum(dim=-1)
-        ce, wanted = (
-            said * normaliser - torch.linalg.vecdot(probs, logits),
-            probs * hard.unsqueeze(-1),
-        )
+        ce = said * normaliser - torch.linalg.vecdot(probs, logits)
+        wanted = probs * hard.unsqueeze(-1)
     else:
         said, index = torch.ones_like(normaliser), labels.unsqueeze(-1)
         ce = normaliser - logits.gather(-1, index).squeeze(-1)
