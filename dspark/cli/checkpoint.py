@@ -26,31 +26,27 @@ def add_commands(commands: Any) -> None:
     add("--target", help="also say whether it was made for this target")
     add("--json", action="store_true", help="one JSON object instead of lines")
     check.set_defaults(run=_check)
+    where = "folder to write, which must not be there yet"
     convert = actions.add_parser("convert", help="write a drafter in the speculators format")
-    add = convert.add_argument
-    add(
-        "drafter",
-        metavar="PATH",
-        type=Path,
-        help="DSpark, DFlash or Eagle3, Qwen3 layers, tables of its own",
-    )
-    share = actions.add_parser("share", help="leave out a drafter's copies of the target's tables")
-    add = share.add_argument
-    add("drafter", metavar="PATH", type=Path, help="of any family but a language model")
-    taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
-    taken.add_argument(
-        "source", metavar="FILE_OR_NAME", help="a .gguf file, a known name (smollm2), or its wheel"
-    )
-    for each in (convert, share, taken):
-        each.add_argument("out", type=folder, help="folder to write, which must not be there yet")
+    add, made_of = convert.add_argument, "DSpark, DFlash or Eagle3, Qwen3 layers, tables of its own"
+    add("drafter", metavar="PATH", type=Path, help=made_of)
+    add("out", type=folder, help=where)
     add("--verifier", help="name of the target, for the file")
     add("--share-tables", action="store_true", help="leave out what is a copy of the target's")
     add("--keep-tokens", type=Path, help="JSON list of the ids the head may draft")
     convert.set_defaults(run=_convert)
+    share = actions.add_parser("share", help="leave out a drafter's copies of the target's tables")
+    add = share.add_argument
+    add("drafter", metavar="PATH", type=Path, help="of any family but a language model")
+    add("out", type=folder, help=where)
     add("--target", required=True, help="whose tables the drafter has")
     add("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
     share.set_defaults(run=_share)
-    taken.add_argument("--json", action="store_true", help="one JSON object, of a failure too")
+    taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
+    add, made_of = taken.add_argument, "a .gguf file, a known name (smollm2), or its wheel"
+    add("source", metavar="FILE_OR_NAME", help=made_of)
+    add("out", type=folder, help=where)
+    add("--json", action="store_true", help="one JSON object, of a failure too")
     taken.set_defaults(run=_import)
 
 
