@@ -138,4 +138,4 @@ class SimulatedDrafter(SimulatedWorker):
         self.rows.clear()
         users, self.users = self.users, {}
         for tell in users.values():
-            self.world.loop.call_later(self.world.hops.hop_s, tell)
+            self.world.hop(tell)

@@ -189,8 +189,7 @@ class SimulatedVerifier(SimulatedWorker):
                 self._listener.heard(news)
                 self.world.trail(self.processor, seconds)
 
-        arrived = partial(self.processor.submit, lambda: seconds, settled, urgent=True)
-        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+        self.world.hop(partial(self.processor.submit, lambda: seconds, settled, urgent=True))
 
     # Drafters.
 
@@ -231,9 +230,9 @@ class SimulatedVerifier(SimulatedWorker):
             rows = drafts.take(self._key(action.sequence, action.epoch), action.start, action.stop)
             if rows is not None:
                 came = events.DrafterReady(action.drafter, action.sequence, action.epoch, rows)
-                self.world.loop.call_later(self.world.hops.hop_s, self._feed, came)
+                self.world.hop(self._feed, came)
 
-        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+        self.world.hop(arrived)
 
     def _send_order(self, action: events.SendOrder) -> None:
         drafts, now = self._there(action.drafter), self.world.loop.time()
@@ -243,9 +242,7 @@ class SimulatedVerifier(SimulatedWorker):
             return
 
         def answered(said: Answered) -> None:
-            self.world.loop.call_later(
-                self.world.hops.hop_s, partial(self.serve, len(said.blocks), lambda: came(said))
-            )
+            self.world.hop(self.serve, len(said.blocks), partial(came, said))
 
         def came(said: Answered) -> None:
             if self.closed:

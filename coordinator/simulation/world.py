@@ -168,6 +168,10 @@ class World:
         self.cores = Cores(cores) if cores else None  # None: every process has one of its own
         self.loop = asyncio.get_running_loop()
 
+    def hop(self, then: Callable[..., object], *words: object) -> None:
+        """Calls `then` when a message sent now arrives."""
+        self.loop.call_later(self.hops.hop_s, then, *words)
+
     def trail(self, processor: Device, seconds: float) -> None:
         """Queues work of a process that nothing waits for."""
         if seconds:
@@ -186,11 +190,7 @@ class SimulatedWorker:
     def command(self, sequences: int, then: Callable[[], object]) -> None:
         """Sends a command; `then` is called when the host has read it, in half of the time that
         `Hops.serving` gives. The other half is for the reply."""
-
-        def arrived() -> None:
-            self.serve(sequences, then)
-
-        self.world.loop.call_later(self.world.hops.hop_s, arrived)
+        self.world.hop(self.serve, sequences, then)
 
     def serve(self, sequences: int, then: Callable[[], object]) -> None:
         """Half of a command's time on the host, then calls `then`."""

@@ -11,17 +11,7 @@ exceptions, see `dspark.client.errors`.
 
 from dspark.client.asynchronous import AsyncClient, AsyncStream
 from dspark.client.cell import Cell, NoCell, find_cell
-from dspark.client.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Denied,
-    DsparkError,
-    InvalidRequest,
-    Overloaded,
-    ServerError,
-    Unavailable,
-    Unsupported,
-)
+from dspark.client.errors import Cancelled, DeadlineExceeded, ServerError
 from dspark.client.events import (
     Choice,
     ChoiceEnd,
@@ -40,6 +30,14 @@ from dspark.client.explanation import EndedAnswer, RoundExplanation, SlotExplana
 from dspark.client.request import Options
 from dspark.client.status import CellStatus, Distribution, LaneStatus, MeasuredCost, ProcessStatus
 from dspark.client.synchronous import Client, Stream
+from dspark.errors import (
+    Denied,
+    DsparkError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
 from dspark.runtime.tls import Tls
 
 __all__ = [

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 import grpc
 
 from dspark.client.cell import whom_to_call
-from dspark.client.errors import Cancelled, InvalidRequest
+from dspark.client.errors import Cancelled
 from dspark.client.fields import number_of
 from dspark.client.request import SERVICE_CONFIG, Options, spelled_out, write_request
 from dspark.client.resuming import AnswerCall
+from dspark.errors import InvalidRequest
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2_grpc, generate_pb2, generate_pb2_grpc

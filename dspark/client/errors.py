@@ -18,21 +18,17 @@ from typing import Any
 
 import grpc
 
-from dspark.errors import Denied, DsparkError, InvalidRequest, Overloaded, Unavailable, Unsupported
-from dspark.errors import Expired as DeadlineExceeded
+from dspark.errors import (
+    Denied,
+    DsparkError,
+    Expired,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
 
-__all__ = [
-    "Cancelled",
-    "DeadlineExceeded",
-    "Denied",
-    "DsparkError",
-    "InvalidRequest",
-    "Overloaded",
-    "ServerError",
-    "Unavailable",
-    "Unsupported",
-    "read_error",
-]
+DeadlineExceeded = Expired
 
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
 # gRPC's details for calls that this side ended
