@@ -64,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     for part, (what, bar, measure, held) in PARTS.items():
         if args.only not in (None, part):
             continue
-        value: dict[str, Any] = {"device": _device_name(), "torch": torch.__version__}
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        value: dict[str, Any] = {"device": card, "torch": torch.__version__}
         holds: bool | None = None
         if args.tiny or torch.cuda.is_available():
             try:
@@ -112,14 +113,7 @@ def _served(args: argparse.Namespace, value: dict[str, Any]) -> None:
     from benchmarks.gpu_served import measure
 
     with _written(args) as pair:
-        measure(
-            pair,
-            value,
-            tiny=args.tiny,
-            page_size=args.page_size,
-            graphs=not args.no_graphs,
-            mean=MEAN,
-        )
+        measure(pair, args, value, MEAN)
 
 
 def _alone(args: argparse.Namespace, value: dict[str, Any]) -> None:
@@ -157,10 +151,6 @@ PARTS: dict[str, tuple[str, str, Callable[..., None], Callable[[dict[str, Any]],
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 
 
 def _shape(args: argparse.Namespace) -> PairShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Mapping
 from typing import Any
@@ -28,20 +29,19 @@ CLOCKS = {  # both passes, and from an order to its block
 TINY_CONTEXT, TINY_ANSWER, TINY_SETTLE_S, TINY_WINDOW_S = 64, 1024, 4.0, 3.0
 
 
-def measure(
-    pair: Pair, value: dict[str, Any], *, tiny: bool, page_size: int, graphs: bool, mean: float
-) -> None:
+def measure(pair: Pair, args: argparse.Namespace, value: dict[str, Any], mean: float) -> None:
     """Adds to `value` the tokens a second at each number of streams, and the parts of a round by
-    the services' own clocks."""
+    the services' own clocks. mean: tokens of a round."""
+    tiny = args.tiny
     counts = (2, 4) if tiny else (48, 64)
     context, answer = (TINY_CONTEXT, TINY_ANSWER) if tiny else (CONTEXT, ANSWER)
     settle_s, window_s = (TINY_SETTLE_S, TINY_WINDOW_S) if tiny else (SETTLE_S, WINDOW_S)
     room = max(counts) * (context + answer + 64)
-    page = 16 if tiny else page_size
+    page = 16 if tiny else args.page_size
     verify = {
         "kv_tokens": -(-room // page) * page,
         "page_size": page,
-        "cuda_graphs": graphs,
+        "cuda_graphs": not args.no_graphs,
         "prefix_cache": False,
         "dtype": "bfloat16",
     }

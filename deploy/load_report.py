@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deploy.autoscale import PoolReading
-from dspark.client import CellStatus, Distribution, ProcessStatus
+from dspark.client import CellStatus, ProcessStatus
 
 TTFT = "dspark_time_to_first_token_seconds"
 PER_TOKEN = "dspark_request_time_per_output_token_seconds"
@@ -60,11 +60,14 @@ class LoadWindow:
 
     def percentile(self, name: str, share: float) -> float | None:
         """Percentile of a latency, seconds; None when nothing was observed in the window."""
-        newest, oldest = (_distribution(look, name) for look in (self.newest, self.oldest))
+        newest, oldest = (
+            {each.name: each for each in look.distributions}.get(name)
+            for look in (self.newest, self.oldest)
+        )
         if newest is None:
             return None
         counts = list(newest.counts)
-        if oldest is not None and list(oldest.bounds) == list(newest.bounds):
+        if oldest is not None and oldest.bounds == newest.bounds:
             grown = [now - before for now, before in zip(newest.counts, oldest.counts, strict=True)]
             counts = grown if min(grown, default=0) >= 0 else counts
         return percentile(newest.bounds, counts, share)
@@ -134,7 +137,3 @@ def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -
             return lower + (bound - lower) * (wanted - seen) / count
         seen, lower = seen + count, bound
     return bounds[-1] if bounds else None
-
-
-def _distribution(status: CellStatus, name: str) -> Distribution | None:
-    return next((each for each in status.distributions if each.name == name), None)

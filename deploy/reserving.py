@@ -82,7 +82,10 @@ def _cpus(
         ProcessRole.VERIFY: config.verifier_cpus,
         ProcessRole.DRAFT: config.drafter_cpus,
     }
-    threads = {role: _threads(template.settings) for role, template in topology.templates.items()}
+    threads = {
+        role: float(template.settings.get("threads") or 1)
+        for role, template in topology.templates.items()
+    }
     free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
     own = config.address is None
     if own:
@@ -163,10 +166,6 @@ def _memory(
         "here (verify.kv_tokens and draft.context_tokens bound the caches)"
     )
     return {role: int(size * there / total) for role, size in wanted.items()}, warning
-
-
-def _threads(settings: Mapping[str, Any]) -> float:
-    return float(settings.get("threads") or 1)
 
 
 def _total(nodes: Iterable[Node], kind: str) -> float:

@@ -104,15 +104,14 @@ def sweep(
     for threshold in thresholds:
         rounds = [r for one in played(texts, fit, threshold) for r in one]
         all_of = figures(rounds, size)
+        rate = all_of["verify_rate"]
         points.append(
             {
                 "threshold": threshold,
                 "tau": all_of["tau"],
                 "verified": all_of["proposed"],
-                "verified_per_committed": 1.0 / all_of["verify_rate"]
-                if all_of["verify_rate"]
-                else math.nan,
-                "verify_rate": all_of["verify_rate"],
+                "verified_per_committed": 1.0 / rate if rate else math.nan,
+                "verify_rate": rate,
             }
         )
     return points

@@ -8,6 +8,7 @@ with other figures is the same text.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,20 +49,15 @@ def separate(
     wanted = {run for rows in asked.values() for _, texts in rows for run in _marks(texts)}
     seen = set(_shared(wanted, training))
     files: dict[str, Any] = {}
+    totals: Counter[str] = Counter()
     for path, rows in asked.items():
         kept = [row for row, texts in rows if seen.isdisjoint(_marks(texts))]
-        files[path.name] = {
-            "prompts": len(rows),
-            "shared": len(rows) - len(kept),
-            "kept": len(kept),
-        }
+        told = {"prompts": len(rows), "shared": len(rows) - len(kept), "kept": len(kept)}
+        files[path.name] = told
+        totals.update(told)
         if out is not None:
             write_rows(out / path.name, kept)
-    totals = {
-        name: sum(counts[name] for counts in files.values())
-        for name in ("prompts", "shared", "kept")
-    }
-    return totals | {"files": files}
+    return {**totals, "files": files}
 
 
 def _marks(texts: Iterable[Sequence[str]]) -> Iterator[Run]:

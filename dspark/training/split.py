@@ -21,15 +21,9 @@ from dspark.training.disk import read_rows, write_rows
 
 SEED = 42
 HELD_OUT = 0.05
-_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "assistant": "assistant",
-}
+_ROLES = dict.fromkeys(("human", "user"), "user") | dict.fromkeys(
+    ("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"
+)
 
 Conversation = list[dict[str, Any]]
 
