@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.by_domain import DEFAULT, TOKENS, Spent, ask, in_turns
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
@@ -34,19 +34,6 @@ PROMPTS = (1, 3)  # fewest and most of a domain
 BUDGET_S = 120.0
 RESULTS = Path(__file__).resolve().parent / "results" / "demo.json"
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@dataclass
-class DomainRow:
-    """One line of the table. Rates are all tokens over all time, one stream, client included."""
-
-    domain: str
-    prompts: int
-    tokens_per_round: float  # under the default policy
-    tokens_per_s_off: float
-    tokens_per_s: float
-    ratio: float
-    same_ids: bool
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,13 +55,13 @@ def main(argv: list[str] | None = None) -> int:
             return 130
         finally:
             _clean_up()
-    same = all(domain.same_ids for domain in domains)
+    same = all(domain["same_ids"] for domain in domains)
     result = {
         "command": "python -m benchmarks.demo --save",
         **machine(),
         "tokens": TOKENS,
         "repetitions": REPETITIONS,
-        "domains": [asdict(domain) for domain in domains],
+        "domains": domains,
     }
     if args.save:
         RESULTS.parent.mkdir(exist_ok=True)
@@ -134,7 +121,7 @@ def _chat(client: Client, pair: Pair) -> None:
         said.append({"role": "assistant", "content": answer})
 
 
-async def _compare(pair: Pair, budget_s: float) -> list[DomainRow]:
+async def _compare(pair: Pair, budget_s: float) -> list[dict[str, Any]]:
     print("\nthe same questions without drafts and with them, in turns ...", flush=True)
     async with AsyncClient() as client:
         await ask(client, pair.prompts(DOMAINS[0], 1), "off", 1, first := Spent())
@@ -152,16 +139,24 @@ async def _compare(pair: Pair, budget_s: float) -> list[DomainRow]:
     return domains
 
 
-def _row(domain: str, prompts: int, plain: Spent, drafted: Spent) -> DomainRow:
+def _row(domain: str, prompts: int, plain: Spent, drafted: Spent) -> dict[str, Any]:
+    """One line of the table. Rates are all tokens over all time, one stream, client included."""
     off, ours = (sum(map(len, spent.ids)) / spent.wall_s for spent in (plain, drafted))
     tokens_per_round = drafted.tokens / drafted.rounds if drafted.rounds else 1.0
-    same_ids = plain.ids == drafted.ids == drafted.ids[:prompts] * REPETITIONS
     print(
         f"{domain:<9}  {prompts:7}  {tokens_per_round:14.2f}  {off:9.1f}  {ours:5.1f}  "
         f"{ours / off:5.2f}",
         flush=True,
     )
-    return DomainRow(domain, prompts, tokens_per_round, off, ours, ours / off, same_ids)
+    return {
+        "domain": domain,
+        "prompts": prompts,
+        "tokens_per_round": tokens_per_round,
+        "tokens_per_s_off": off,
+        "tokens_per_s": ours,
+        "ratio": ours / off,
+        "same_ids": plain.ids == drafted.ids == drafted.ids[:prompts] * REPETITIONS,
+    }
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""llama.cpp on the GGUF file that the target was made of, and on the same weights in F16."""
+"""llama.cpp on the GGUF file that the target was made of, and on the same weights in F16.
+
+As a program it is the worker, through llama-cpp-python, which decodes one sequence at a time. It
+needs nothing else of this project.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import gguf
-import numpy as np
-
-from benchmarks.peers.contestant import PeerWorker
+from benchmarks.peers.contestant import PeerWorker, serve
 
 
 class LlamaCpp(PeerWorker):
@@ -18,9 +22,8 @@ class LlamaCpp(PeerWorker):
     most = 0
 
     def __init__(self, name: str, python: Path | None, file: Path, cores: Sequence[int]) -> None:
-        super().__init__(
-            python, "benchmarks.peers.llama_worker", [f"--gguf={file}", f"--threads={len(cores)}"]
-        )
+        words = [f"--gguf={file}", f"--threads={len(cores)}"]
+        super().__init__(python, "benchmarks.peers.llama_peer", words)
         self.name = name
 
     def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
@@ -29,6 +32,9 @@ class LlamaCpp(PeerWorker):
 
 def write_f16(source: Path, file: Path) -> None:
     """Writes the same model with its quantised tensors as F16."""
+    import gguf
+    import numpy as np
+
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(file, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():
@@ -49,3 +55,27 @@ def write_f16(source: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def main(argv: list[str] | None = None) -> None:
+    from llama_cpp import Llama  # type: ignore[import-not-found]  # in its own environment
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gguf", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args(argv)
+    threads = args.threads
+    model = Llama(args.gguf, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def answer(asked: dict[str, Any]) -> list[list[int]]:
+        # `generate` goes on after a stop token, as all contestants do.
+        made = (
+            islice(model.generate(prompt, temp=0.0), asked["tokens"]) for prompt in asked["prompts"]
+        )
+        return [list(map(int, ids)) for ids in made]
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

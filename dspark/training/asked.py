@@ -33,19 +33,14 @@ ROWS_AT_ONCE = 64
 _LAYOUT = 2  # version of the files of kept answers
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetPrompt:
-    """One prompt of a data set."""
-
-    domain: str
-    ids: tuple[int, ...]
+Prompt = tuple[int, ...]  # token ids
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
     """The target's answer to a prompt, drawn under the parameters of the rounds replayed on it."""
 
-    question: DatasetPrompt
+    prompt: Prompt
     ids: Tensor  # [1, T]: prompt, answer, and room for a block after the last anchor
     ends: tuple[bool, ...]  # for each token from the first new one on: whether it ends the text
     anchors: int  # number of new tokens at which a round may start
@@ -53,9 +48,7 @@ class TargetText:
     params: SamplingParams  # seed and choice are the key of the coupled rule's noise
 
 
-def questions(
-    path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0
-) -> list[DatasetPrompt]:
+def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[Prompt]:
     """The prompts of a file; of more than `rows` (0: no limit) a random choice by the seed.
     ConfigError names a bad row, or a file without any."""
     chat, found = Chat(target.folder), []
@@ -64,19 +57,23 @@ def questions(
             turns = first_turn(row)
         except ConfigError as error:
             raise ConfigError(f"{path}: row {number}: {error}") from None
-        domain = row.get("domain", path.stem)
         ids = tuple(chat.prompt_ids(turns))
         if not ids or max(ids) >= target.vocab_size:
             raise ConfigError(
                 f"{path}: row {number}: turns: empty, or an id outside the vocabulary"
             )
-        found.append(DatasetPrompt(str(domain), ids))
+        found.append(ids)
     if not found:
         raise ConfigError(f"{path}: no row to ask")
     if rows and len(found) > rows:
         random.Random(seed).shuffle(found)
         found = found[:rows]
     return found
+
+
+def domain_of(path: Path) -> str:
+    """The domain of a file: that of its first row, or the file's name."""
+    return str(next(read_rows(path)).get("domain", path.stem))
 
 
 def by_name(files: Sequence[Path]) -> dict[str, Path]:
@@ -106,7 +103,7 @@ def kept_for(target: LoadedTarget, folder: Path | None) -> Path | None:
 
 def answers(
     target: LoadedTarget,
-    asked: Sequence[DatasetPrompt],
+    asked: Sequence[Prompt],
     *,
     temperature: float,
     rule: Rule,
@@ -121,16 +118,16 @@ def answers(
     The tensor of a text continues past its stop token, but no round starts after it.
     """
     raced = rule is Rule.COUPLED and temperature > 0
-    order = sorted(range(len(asked)), key=lambda n: len(asked[n].ids))
+    order = sorted(range(len(asked)), key=lambda n: len(asked[n]))
     for first in range(0, len(order), ROWS_AT_ONCE):
         chosen = order[first : first + ROWS_AT_ONCE]
-        total = len(asked[chosen[-1]].ids) + new_tokens + room
+        total = len(asked[chosen[-1]]) + new_tokens + room
         if total > target.context_length:
             raise ConfigError(
                 f"new_tokens: prompt and answer of {total} tokens; the target ends at "
                 f"{target.context_length}"
             )
-        prompts = [asked[n].ids for n in chosen]
+        prompts = [asked[n] for n in chosen]
         about = [_LAYOUT, prompts, total, temperature, seed, first, chosen if raced else []]
         name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
         kept = None if keep is None else keep / f"answers-{name}.safetensors"
@@ -143,7 +140,7 @@ def answers(
             if kept is not None:
                 save_tensors(kept, {"ids": ids.int()})
         for row, number in enumerate(chosen):
-            start = len(asked[number].ids)
+            start = len(asked[number])
             ends = tuple(
                 token in target.stop_ids
                 for token in ids[row, start : start + new_tokens + room].tolist()

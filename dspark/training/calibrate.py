@@ -32,7 +32,7 @@ from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.location import locate
 from dspark.progress import progress
 from dspark.training import reliability
-from dspark.training.asked import DatasetPrompt, by_name, kept_for, questions
+from dspark.training.asked import Prompt, by_name, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, JudgedRounds, whole_blocks
 from dspark.training.rounds import TOP_K_CUT
@@ -130,7 +130,7 @@ class Job(NamedTuple):
 
 def _half(
     judge: Judge,
-    asked: Mapping[str, Sequence[DatasetPrompt]],
+    asked: Mapping[str, Sequence[Prompt]],
     job: Job,
     half: int,
     seed: int,

@@ -22,7 +22,7 @@ from dspark.model.checkpoint import fingerprint, load_drafter, load_target
 from dspark.model.location import locate
 from dspark.progress import progress
 from dspark.training import fitting, metrics
-from dspark.training.asked import by_name, kept_for, questions
+from dspark.training.asked import by_name, domain_of, kept_for, questions
 from dspark.training.disk import check_folder, write_whole
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
@@ -68,7 +68,7 @@ def evaluate(
     size = judge.size
     calibration = load_calibration(locate(drafter), block_size=size)
     sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
-    found = fitting.fit(loaded, made, [list(one.ids) for asked in sets.values() for one in asked])
+    found = fitting.fit(loaded, made, [one for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
     total = len(temperatures) * sum(map(len, sets.values()))
     with progress("evaluate", total, shown=bar) as tell:
@@ -81,7 +81,8 @@ def evaluate(
                 for text in judge.texts(questions_of, temperature, rule, seed):
                     texts.append(text)
                     tell(advance=1)
-                rows_of[name] = _measured(texts, size, fit, thresholds)
+                domain = {"domain": domain_of(files[name])}
+                rows_of[name] = domain | _measured(texts, size, fit, thresholds)
                 tell(note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
             by_temperature[f"T={temperature:g}"] = _summary(rows_of)
     report = {
@@ -129,7 +130,6 @@ def _measured(
     row["tau_without_loops"] = metrics.figures([made for rounds in once for made in rounds], size)[
         "tau"
     ]
-    row["domain"] = texts[0].answer.question.domain
     row["confidence"] = metrics.confidence(texts, size, fit)
     if row["confidence"] is not None and thresholds:
         row["sweep"] = metrics.sweep(texts, size, thresholds, fit)

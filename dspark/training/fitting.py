@@ -114,7 +114,7 @@ def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
     if (target.folder / TOKENIZER_NAME).is_file():
         files = sorted(BUILT_IN.glob("*.jsonl"))
         each = -(-count // len(files))
-        asked = [list(one.ids) for file in files for one in questions(file, target, rows=each)]
+        asked = [list(ids) for file in files for ids in questions(file, target, rows=each)]
         return asked[:count]
     draw = torch.Generator().manual_seed(0)
     return [

@@ -14,7 +14,7 @@ from dspark.model.calibration import RuleName
 from dspark.model.checkpoint import LoadedTarget
 from dspark.model.family import Drafter
 from dspark.training import rounds
-from dspark.training.asked import DatasetPrompt, TargetText, answers
+from dspark.training.asked import Prompt, TargetText, answers
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
@@ -49,7 +49,7 @@ class Judge:
         return self.drafter.config.block_size
 
     def texts(
-        self, asked: Sequence[DatasetPrompt], temperature: float, rule: RuleName, seed: int
+        self, asked: Sequence[Prompt], temperature: float, rule: RuleName, seed: int
     ) -> Iterator[Text]:
         """The target's answers, judged one after another. They have room for a block and one token
         after the last anchor."""
@@ -65,7 +65,7 @@ class Judge:
             keep=self.keep,
         )
         for answer in drawn:
-            start = len(answer.question.ids)
+            start = len(answer.prompt)
             blocks = rounds.judge(
                 self.drafter,
                 self.target.model,

@@ -90,7 +90,7 @@ def confidence(texts: Sequence[Text], size: int, fit: SlotFit | None) -> dict[st
 
 def loops(text: Text, length: int = 8) -> bool:
     """Whether an answer repeats a run of `length` tokens: repeated text is easy to draft."""
-    start = len(text.answer.question.ids)
+    start = len(text.answer.prompt)
     ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()
     runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
     return len(set(runs)) < len(runs)

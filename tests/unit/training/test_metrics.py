@@ -11,7 +11,7 @@ import torch
 
 from dspark.model.calibration import SlotFit
 from dspark.training import metrics
-from dspark.training.asked import DatasetPrompt, TargetText
+from dspark.training.asked import TargetText
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.rounds import Played
 from dspark.types import SamplingParams
@@ -47,16 +47,15 @@ def test_a_slot_below_the_threshold_cuts_and_one_at_it_stays() -> None:
 def text(accepted: list[int], logits: list[list[float]]) -> Text:
     size = len(accepted)
     ids = torch.arange(2 + size + 4)[None]
-    answer = TargetText(DatasetPrompt("d", (0, 1)), ids, (False,) * (size + 4), size, size, DRAWN)
+    answer = TargetText((0, 1), ids, (False,) * (size + 4), size, size, DRAWN)
     return Text(answer, np.array(accepted), np.array(logits))
 
 
 def test_an_answer_loops_where_eight_tokens_come_twice() -> None:
-    question = DatasetPrompt("d", (0, 1))
 
     def said(*ids: int) -> Text:
         size, told = len(ids), torch.tensor([[0, 1, *ids, *range(10, 18)]])
-        answer = TargetText(question, told, (False,) * size, size, size, DRAWN)
+        answer = TargetText((0, 1), told, (False,) * size, size, size, DRAWN)
         return Text(answer, np.zeros(size, np.int64), None)
 
     once, twice = range(10, 27), [*range(10, 18), 5, *range(10, 18)]
