@@ -73,15 +73,9 @@ async def ask(
 ) -> None:
     """Asks the prompts, `streams` at a time, and adds the answers to `into`: all of them at one
     stream, else on and on until A_TURN a stream came."""
-    if streams == 1:
-        await _one_by_one(client, prompts, policy, into)
-    else:
+    if streams > 1:
         await _on_and_on(client, prompts, policy, streams, into)
-
-
-async def _one_by_one(
-    client: AsyncClient, prompts: Sequence[Prompt], policy: str, into: Spent
-) -> None:
+        return
     clock = asyncio.get_running_loop().time
     for prompt in prompts:
         began = clock()

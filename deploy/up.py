@@ -32,7 +32,6 @@ from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.security import EVERYWHERE, check_listeners
 from dspark.targets import folder_of, imported, is_imported
 
-TLS_KEYS = ("tls_ca", "tls_cert", "tls_key", "tls_server_name")
 ENDED = "`dspark down` ended the cell while it started"
 
 
@@ -102,8 +101,11 @@ def bring_up(
         ray_dir="",
         target=config.target or f"synthetic {config.synthetic}",
         drafter=config.drafter or "a synthetic drafter",
+        tls_ca=config.tls_ca or "",
+        tls_cert=config.tls_cert or "",
+        tls_key=config.tls_key or "",
+        tls_server_name=config.tls_server_name or "",
         name=config.cell,
-        **{key: getattr(config, key) or "" for key in TLS_KEYS},
     )
 
     def noted(head: Head) -> None:

@@ -59,12 +59,8 @@ class VllmServer(Peer):
         host, _, port = self._address.partition(":")
         # Its console script wants a distribution named `vllm`; the module does not.
         serve = ["-m", "vllm.entrypoints.openai.api_server", f"--model={self._target}"]
-        serve += [
-            f"--served-model-name={MODEL}",
-            f"--dtype={self._dtype}",
-            f"--host={host}",
-            f"--port={port}",
-        ]
+        serve += [f"--served-model-name={MODEL}", f"--dtype={self._dtype}"]
+        serve += [f"--host={host}", f"--port={port}"]
         serve += ["--max-model-len=1024", "--max-num-seqs=64", "--no-enable-log-requests"]
         serve += ["--disable-uvicorn-access-log"]
         if self._ngram:

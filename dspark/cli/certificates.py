@@ -111,15 +111,11 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     signer = authority.key if authority else key
     now = datetime.datetime.now(datetime.UTC)
-    use = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-        ),
-        False,
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
+    signs = authority is None
+    usage = x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused
     )
     builder = (
         x509.CertificateBuilder()
@@ -129,17 +125,8 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=authority is not None,
-                key_cert_sign=authority is None,
-                crl_sign=authority is None,
-                decipher_only=False,
-                **use,
-            ),
-            critical=True,
-        )
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False

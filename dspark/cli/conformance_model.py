@@ -239,19 +239,13 @@ def copies_differ(drafter: Drafter, target: LoadedTarget) -> str | None:
     own; else the problem."""
     if drafter.config.kind == "lm":
         return None
+    embedding = target.model.get_input_embeddings().weight
+    if not torch.equal(drafter.embed_tokens.weight, embedding):
+        return "embed_tokens.weight is not the target's"
     head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens
-    pairs = (
-        (
-            "embed_tokens.weight",
-            drafter.embed_tokens.weight,
-            target.model.get_input_embeddings().weight,
-        ),
-        ("lm_head.weight", drafter.lm_head.weight, head if kept is None else head[kept]),
-    )
-    return next(
-        (f"{name} is not the target's" for name, mine, its in pairs if not torch.equal(mine, its)),
-        None,
-    )
+    if not torch.equal(drafter.lm_head.weight, head if kept is None else head[kept]):
+        return "lm_head.weight is not the target's"
+    return None
 
 
 @torch.inference_mode()

@@ -195,14 +195,9 @@ def read_event(message: generate_pb2.GenerateResponse) -> Event | None:
 
 
 def _scored(told: types_pb2.PromptLogprobs) -> PromptLogprobs:
-    ids, values, top = list(told.top_ids), list(told.top_logprobs), told.top
+    pairs = list(zip(told.top_ids, told.top_logprobs, strict=True))
     tokens = [
-        TokenLogprobs(
-            logprob,
-            tuple(
-                zip(ids[at * top : (at + 1) * top], values[at * top : (at + 1) * top], strict=True)
-            ),
-        )
+        TokenLogprobs(logprob, tuple(pairs[at * told.top : (at + 1) * told.top]))
         for at, logprob in enumerate(told.logprobs)
     ]
     return PromptLogprobs((None, *tokens), (None, *told.ranks))

@@ -91,20 +91,13 @@ class CellStatus:
 
 def read_status(message: control_pb2.GetStatusReply) -> CellStatus:
     """The `CellStatus` of a reply to GetStatus."""
-    return copied(
-        CellStatus,
-        message,
-        lanes=tuple(
-            copied(
-                LaneStatus,
-                one,
-                verify_cost=_cost(one.verify_cost),
-                draft_cost=_cost(one.draft_cost),
-            )
-            for one in message.lanes
-        ),
-        totals=dict(message.totals),
+    lanes = tuple(
+        copied(
+            LaneStatus, one, verify_cost=_cost(one.verify_cost), draft_cost=_cost(one.draft_cost)
+        )
+        for one in message.lanes
     )
+    return copied(CellStatus, message, lanes=lanes, totals=dict(message.totals))
 
 
 def _cost(curve: types_pb2.CostCurve) -> MeasuredCost | None:
@@ -115,6 +108,4 @@ def _cost(curve: types_pb2.CostCurve) -> MeasuredCost | None:
     rows = tuple(
         tuple(curve.seconds[start : start + width]) for start in range(0, len(curve.seconds), width)
     )
-    return MeasuredCost(
-        tuple(curve.tokens), tuple(curve.contexts), rows, curve.source, tuple(curve.borrowed)
-    )
+    return copied(MeasuredCost, curve, seconds=rows)

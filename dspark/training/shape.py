@@ -22,14 +22,14 @@ from dspark.training.settings import Settings
 TAPS = 5
 SHALLOW = 8  # a target with fewer layers is shallow
 STAGES = 3  # stages of a DeepSeek-V4 module, and number of last layers that it reads
-_KIND: dict[str, Kind] = {
-    "dspark": "block",
-    "dflash": "block",
-    "eagle3": "eagle3",
-    "mtp": "mtp",
-    "lm": "lm",
+# By family, the kind and the number of layers that a run gets which names none.
+_SHAPES: dict[str, tuple[Kind, int]] = {
+    "dspark": ("block", 5),
+    "dflash": ("block", 5),
+    "eagle3": ("eagle3", 1),
+    "mtp": ("mtp", 1),
+    "lm": ("lm", 2),
 }
-_LAYERS: dict[Kind, int] = {"block": 5, "eagle3": 1, "mtp": 1, "lm": 2}
 
 
 HEAD_DIM, ROPE_THETA = 64, 10000.0  # for a target without heads, or without rotation
@@ -61,8 +61,8 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
     ConfigError names a setting that does not fit the family or the target."""
     if settings.family == "dspark" and text.model_type == deepseek_v4.MODEL_TYPE:
         return _staged(folder, text, settings)
-    kind = _KIND[settings.family]
-    layers = settings.layers or _LAYERS[kind]
+    kind, layers = _SHAPES[settings.family]
+    layers = settings.layers or layers
     if kind in ("eagle3", "mtp") and layers != 1:
         raise ConfigError(
             f"layers: a drafter of the family {settings.family} has one, not {layers}"
