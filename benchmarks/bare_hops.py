@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -78,23 +79,9 @@ def measure(
 ) -> list[float]:
     """Seconds of each round. rows: feature rows that a round sends, of all sequences together."""
     keep_freed_memory()  # as workers do
-    command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            return _measure(
-                process.stdout.readline().strip(), sequences, width, rows, verify_s, seconds
-            )
-        finally:
-            process.kill()
-
-
-def _measure(
-    endpoint: str, sequences: int, width: int, rows: int, verify_s: float, seconds: float
-) -> list[float]:
     unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     rounds: list[float] = []
-    with sync_channel(endpoint) as channel:
+    with _drafter(draft_s) as endpoint, sync_channel(endpoint) as channel:
         call = draft_pb2_grpc.DraftStub(channel).Rounds(iter(unsent.get, None))  # type: ignore[no-untyped-call]
         counts = [rows // sequences + (row < rows % sequences) for row in range(sequences)]
         asked = [OrderRow(row, 0, 1, 101, 5, SLOTS, 100 - own) for row, own in enumerate(counts)]
@@ -117,6 +104,18 @@ def _measure(
         unsent.put(None)
         call.cancel()
     return rounds
+
+
+@contextmanager
+def _drafter(draft_s: float) -> Iterator[str]:
+    """Context: the address of a `BareDrafter` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bare_hops", str(draft_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 def _serve(draft_s: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,10 +90,10 @@ class Tournament:
     rate: Rate
     book: Book
     turns: int
-    points: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def run(self, loads: Sequence[int]) -> dict[str, dict[str, Any]]:
         """Measures all loads; returns the figures of each load by its number."""
+        points: dict[str, dict[str, Any]] = {}
         for load in loads:
             left = [*BASELINES, ADAPTIVE]
             for turn in range(self.turns):
@@ -101,9 +101,9 @@ class Tournament:
                     if len(self.book.rates(self.part, load, policy)) <= turn:
                         self.book.add(self.part, load, policy, await self.rate(policy, load))
                 left = self._stay(load, left, turn)
-            self.points[str(load)] = point = self._point(load, left)
+            points[str(load)] = point = self._point(load, left)
             note(f"{self.part}, {load} streams: over {point['rival']}: {point['ratio']:.3f}x")
-        return self.points
+        return points
 
     def _stay(self, load: int, left: Sequence[str], turn: int) -> list[str]:
         medians = {

@@ -55,8 +55,8 @@ class RayFleet:
             described = None
             with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
                 handle = ray.get_actor(actor)
-                node = await asyncio.wait_for(_awaitable(handle.here.remote()), 5.0)
-                described = await asyncio.wait_for(_awaitable(handle.describe.remote()), 5.0)
+                node = await asyncio.wait_for(handle.here.remote(), 5.0)
+                described = await asyncio.wait_for(handle.describe.remote(), 5.0)
             if described is None or name in found:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
                     ray.kill(ray.get_actor(actor))
@@ -90,7 +90,7 @@ class RayFleet:
             actor.pending = Pending()  # from here on it is loading
             told = {"name": replica.name, "secrets": self._secrets}
             call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
-            reply = await asyncio.wait_for(_awaitable(call), max(1.0, deadline - time.monotonic()))
+            reply = await asyncio.wait_for(call, max(1.0, deadline - time.monotonic()))
         except TimeoutError:
             waited = actor.pending.why or "it was still loading"
             raise StartFailed(
@@ -110,7 +110,7 @@ class RayFleet:
             return
         if grace_s > 0:
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                await asyncio.wait_for(_awaitable(actor.handle.stop.remote(grace_s)), grace_s + 2.0)
+                await asyncio.wait_for(actor.handle.stop.remote(grace_s), grace_s + 2.0)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor.handle, no_restart=True)
 
@@ -125,7 +125,7 @@ class RayFleet:
     async def _await_place(self, actor: _Actor, deadline: float) -> str:
         """Waits until Ray has placed the actor; returns the node's id, or raises TimeoutError. Ray
         does not refuse an actor that no node can hold, so `pending` reports what it waits for."""
-        placed: asyncio.Future[str] = asyncio.ensure_future(_awaitable(actor.handle.here.remote()))
+        placed: asyncio.Future[str] = asyncio.ensure_future(actor.handle.here.remote())
         short_since: float | None = None
         try:
             while not (await asyncio.wait({placed}, timeout=LOOK_S))[0]:
@@ -171,7 +171,3 @@ def _why_pending(replica: Replica) -> str:
     if busy:
         return f"waiting for {' and '.join(busy)}, which others hold"
     return "waiting for Ray to start a worker process"
-
-
-async def _awaitable(reference: Any) -> Any:
-    return await reference

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,14 +28,15 @@ from typing import Any
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Contestant
 from benchmarks.peers.llama_peer import LlamaCpp, write_f16
-from benchmarks.peers.ours import Ours
 from benchmarks.peers.transformers_peer import TransformersWorker
 from benchmarks.peers.vllm_server import VllmServer
 from benchmarks.row import Program, Row, note
 from benchmarks.turns import ratios, rotated
 from deploy.processes import ProcessCell
+from dspark.client import Client, Completion, Options
 
 WARM_TOKENS = 8
+TIMEOUT_S = 300.0  # of an answer of this project's
 OURS, REFERENCE = "dspark", "transformers generate"
 VLLM, LLAMA = "DSPARK_VLLM_PYTHON", "DSPARK_LLAMA_PYTHON"
 VLLM_MODES: Mapping[str, Mapping[str, Any]] = {
@@ -110,6 +112,32 @@ def main(argv: list[str] | None = None) -> int:
         )
         code |= row.show(as_json=args.json)
     return code
+
+
+class Ours:
+    """A cell under one policy; the cell's own when none is named."""
+
+    most = 0
+
+    def __init__(self, client: Client, policy: str = "") -> None:
+        self.name = f"dspark {policy}".strip()
+        self.rounds = self.committed = 0  # of all answers so far
+        self._client, self._policy = client, policy
+
+    def answers(self, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            made = list(threads.map(lambda prompt: self._answer(prompt, tokens), prompts))
+        for each in made:
+            told = each.end.speculation
+            self.rounds += told.rounds
+            self.committed += round(told.mean_acceptance_length * told.rounds)
+        return [list(each.token_ids) for each in made]
+
+    def _answer(self, prompt: list[int], tokens: int) -> Completion:
+        options: Options = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+        if self._policy:
+            options["policy"] = self._policy
+        return self._client.complete(prompt, timeout=TIMEOUT_S, **options)
 
 
 def _pinned() -> tuple[int, ...]:

@@ -79,10 +79,6 @@ class Samples(Sequence[Sample]):
         part = slice(self.offsets[number], self.offsets[number + 1])
         return Sample(self._ids[part].long(), self._marks[part].bool())
 
-    def length(self, number: int) -> int:
-        """Number of tokens of a sample, without reading them."""
-        return self.offsets[number + 1] - self.offsets[number]
-
     @property
     def tokens(self) -> int:
         return self.offsets[-1]
