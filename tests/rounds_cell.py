@@ -183,18 +183,19 @@ class RoundsCell:
         drafters: int = 1,
         verifiers: int = 1,
         pages: int = 0,
-        config: CoordinatorConfig | None = None,
         sink: int = 4096,
         pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
         drafts: Waits | None = None,
         draft_ms: float = 1,
+        **settings: Any,
     ) -> None:
+        """settings: of the coordinator."""
         self.clock = asyncio.get_running_loop()
         self.metrics, self.explain = Metrics(), Explain()
         self.monitor = Monitor(self.metrics)
         self.pair = pair or ToyPair()
-        config = config or CoordinatorConfig()
+        config = CoordinatorConfig(**settings)
         self.admission = Scheduler(config, self.clock, self.metrics)
         self.world = World(
             self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)

@@ -12,7 +12,6 @@ from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.answers.answer import Reason, RequestStats
-from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import LifeState, RequestState
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
@@ -52,7 +51,7 @@ async def test_pieces_of_all_answers_come_by_one_way_which_closes_behind_the_las
 
 @virtual
 async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
-    cell = RoundsCell(config=CoordinatorConfig(max_running=1, max_queued=3))
+    cell = RoundsCell(max_running=1, max_queued=3)
     ask(cell, 3, "first")  # one runs, two wait
     assert cell.admission.queued == 2
     with pytest.raises(Overloaded):
@@ -208,7 +207,7 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
 
 @virtual
 async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_sent() -> None:
-    cell = RoundsCell(config=CoordinatorConfig(max_prefills=1))
+    cell = RoundsCell(max_prefills=1)
     cell.port.hold()
     before = ask(cell, 1, "before")
     states = ask(cell, 3)

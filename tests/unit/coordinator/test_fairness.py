@@ -5,21 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 from fakes import answer_of, read
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.config import CoordinatorConfig
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.scheduler import LEAST_HINT_S
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT
 from dspark.errors import Overloaded
-
-
-def make(**bounds: Any) -> RoundsCell:
-    return RoundsCell(config=CoordinatorConfig(**bounds))
 
 
 def held(cell: RoundsCell) -> RoundsCell:
@@ -31,7 +25,7 @@ def held(cell: RoundsCell) -> RoundsCell:
 @virtual
 async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> None:
     running, longest, prompt = 3, 12, 4
-    cell = make(max_running=running)
+    cell = RoundsCell(max_running=running)
     draw = random.Random(5)
     states: list[RequestState] = []
     for tenant, count in (("flood", 60), ("light", 30), ("third", 30)):
@@ -55,7 +49,7 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
 
 @virtual
 async def test_a_light_tenant_is_next_however_long_the_line_of_another() -> None:
-    cell = held(make(max_running=1))
+    cell = held(RoundsCell(max_running=1))
     flood = [cell.ask((7, seed), max_tokens=3, tenant="flood") for seed in range(20)]
     light = cell.ask((5, 6), max_tokens=3, tenant="light")
     cell.port.let_go()
@@ -67,7 +61,7 @@ async def test_a_light_tenant_is_next_however_long_the_line_of_another() -> None
 
 @virtual
 async def test_idleness_is_no_credit() -> None:
-    cell = make(max_running=1)
+    cell = RoundsCell(max_running=1)
     await cell.finish(*[cell.ask((seed,), max_tokens=10, tenant="busy") for seed in range(10)])
     held(cell)
     running = cell.ask((1,), max_tokens=4, tenant="busy")
@@ -83,7 +77,7 @@ async def test_idleness_is_no_credit() -> None:
 
 @virtual
 async def test_a_full_line_refuses_whoever_fills_it() -> None:
-    cell = held(make(max_running=1, max_queued=8))
+    cell = held(RoundsCell(max_running=1, max_queued=8))
     flood = [cell.ask(tenant="flood") for _ in range(9)]
     with pytest.raises(Overloaded):
         cell.ask(tenant="flood")
@@ -104,7 +98,7 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
 
 @virtual
 async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> None:
-    cell = make(max_running=1, max_queued=1)
+    cell = RoundsCell(max_running=1, max_queued=1)
 
     async def took_s() -> float:
         began = cell.clock.time()
@@ -128,7 +122,7 @@ async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> 
 
 @virtual
 async def test_whoever_had_a_place_is_not_displaced() -> None:
-    cell = make(max_running=4, max_queued=4)
+    cell = RoundsCell(max_running=4, max_queued=4)
     held(cell)
     old = [cell.ask(max_tokens=20, tenant="flood") for _ in range(4)]
     await asyncio.sleep(0.1)
@@ -142,7 +136,7 @@ async def test_whoever_had_a_place_is_not_displaced() -> None:
 
 @virtual
 async def test_waiting_for_a_first_place_has_an_end() -> None:
-    cell = held(make(max_running=1, queue_deadline_s=4.0))
+    cell = held(RoundsCell(max_running=1, queue_deadline_s=4.0))
     running, waiting = cell.ask(), cell.ask()
     await asyncio.sleep(3.9)
     late = cell.ask()
@@ -160,7 +154,7 @@ async def test_waiting_for_a_first_place_has_an_end() -> None:
 @virtual
 async def test_what_another_answer_of_the_request_began_is_not_given_up() -> None:
     """The end of one answer by an error is that of all, also of those that are being read."""
-    cell = held(make(max_running=2, max_queued=2, queue_deadline_s=4.0))
+    cell = held(RoundsCell(max_running=2, max_queued=2, queue_deadline_s=4.0))
     states = cell.answers(policy="off", choices=4, tenant="flood")
     with pytest.raises(Overloaded, match="2 requests wait"):
         cell.ask(tenant="light")
@@ -173,7 +167,7 @@ async def test_what_another_answer_of_the_request_began_is_not_given_up() -> Non
 
 @virtual
 async def test_a_tenant_that_has_a_request_is_not_forgotten() -> None:
-    cell = make(max_running=2)
+    cell = RoundsCell(max_running=2)
     cell.admission._shares._settled["runs"] = 5.0  # less than anybody's
     states = [cell.ask(tenant=tenant) for tenant in ("runs", "placed last")]
     for number in range(MOST_TENANTS + 1):
@@ -186,7 +180,7 @@ async def test_a_tenant_that_has_a_request_is_not_forgotten() -> None:
 
 @virtual
 async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end() -> None:
-    cell = held(make(max_running=8))
+    cell = held(RoundsCell(max_running=8))
     for _ in range(12):
         cell.ask(tenant="flood")
     assert (cell.admission.running, cell.admission.queued) == (8, 4)

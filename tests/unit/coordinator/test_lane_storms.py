@@ -18,7 +18,6 @@ from fakes import answer_of, read
 from rounds_cell import SLOTS, virtual
 from stormy_workers import StormyCell
 
-from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled, Unavailable
@@ -188,15 +187,13 @@ async def weathered(seed: int) -> StormyCell:
         verifiers=2,
         drafters=2,
         pages=120 if seed % 2 else 0,
-        config=CoordinatorConfig(
-            max_prefills=3,
-            window=seed % 3,
-            cohorts=(0, 1, 2)[seed % 3],
-            verify_deadline_s=60.0,
-            max_running=12,
-            max_queued=20,
-            max_handovers=1000,
-        ),
+        max_prefills=3,
+        window=seed % 3,
+        cohorts=(0, 1, 2)[seed % 3],
+        verify_deadline_s=60.0,
+        max_running=12,
+        max_queued=20,
+        max_handovers=1000,
     )
     storm = Storm(cell, seed)
     for _ in range(120):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.config import CoordinatorConfig
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
 from coordinator.simulation.world import KVShape
@@ -73,7 +72,7 @@ async def test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others()
 
 @virtual
 async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
-    cell = RoundsCell(config=CoordinatorConfig(bypass=False))
+    cell = RoundsCell(bypass=False)
     cell.drafters[0].room = 3
     states = [cell.ask((seed, 7), max_tokens=10_000) for seed in range(8)]
 

@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.config import CoordinatorConfig
 from coordinator.watching.tracing import MOST_TRACED, Tracing
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,7 +21,7 @@ UNSAMPLED = CALLER[:-1] + "0"
 
 class Traced:
     def __init__(self, share: float = 0.0) -> None:
-        self.cell = RoundsCell(config=CoordinatorConfig(bypass=False))
+        self.cell = RoundsCell(bypass=False)
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
