@@ -160,14 +160,6 @@ def test_a_completion_prints_exactly_the_promised_keys(client: Client) -> None:
     assert list(shape["timings"]) == ["ttft_ms", "itl_ms", "total_ms"]
 
 
-def test_options_travel_and_absent_ones_stay_absent(service: Counter, client: Client) -> None:
-    given: Any = {"max_tokens": 1, "temperature": 0.0, "seed": 7}
-    client.complete([9], **given, stop="x", policy="fixed:3", rule="token")
-    assert service.seen.sampling_params == generate_pb2.SamplingParams(**given, stop=["x"])
-    told = service.seen.speculation
-    assert (told.policy, told.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
-
-
 def test_every_sampling_field_has_an_option(service: Counter, client: Client) -> None:
     fields: dict[str, Any] = {
         "max_tokens": 1,
@@ -191,8 +183,12 @@ def test_every_sampling_field_has_an_option(service: Counter, client: Client) ->
         "seed": 7,
     }
     assert set(fields) == {field.name for field in generate_pb2.SamplingParams.DESCRIPTOR.fields}
-    client.complete([9], **fields)
+    client.complete([9], **fields, policy="fixed:3", rule="token")
     assert service.seen.sampling_params == generate_pb2.SamplingParams(**fields)
+    told = service.seen.speculation
+    assert (told.policy, told.rule) == ("fixed:3", types_pb2.RULE_TOKEN)
+    client.complete([9], max_tokens=1, stop="x")
+    assert service.seen.sampling_params == generate_pb2.SamplingParams(max_tokens=1, stop=["x"])
 
 
 @pytest.mark.parametrize(
@@ -303,6 +299,7 @@ def test_leaving_early_ends_the_request_on_the_server(
         ("gone", Unavailable, "no verifier is connected"),
         ("stranger", Denied, "no token"),
         ("bug", ServerError, "reference 12ab"),
+        ("cut", Unavailable, " ended the call"),
     ],
 )
 def test_every_status_has_its_exception(
@@ -424,11 +421,6 @@ async def test_a_closed_client_calls_nobody() -> None:
         for whom in (client, other):
             with pytest.raises(Cancelled, match="the client is closed"):
                 await answered(getattr(whom, name)(*arguments.get(name, ())))
-
-
-def test_a_call_ended_by_the_server_is_unavailable(client: Client) -> None:
-    with pytest.raises(Unavailable, match=f"{client.endpoint} ended the call"):
-        client.complete([1], max_tokens=1, request_id="cut")
 
 
 def test_several_front_ends_are_one_target_where_certificates_allow_it() -> None:

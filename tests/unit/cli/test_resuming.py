@@ -145,13 +145,6 @@ def test_what_trying_again_cannot_help_is_the_client_s_to_see(
     assert len(asked.messages) == 1
 
 
-def test_it_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(monkeypatch)
-    with pytest.raises(Unavailable):
-        next(stream_of(asked, resume_s=0.0))
-    assert len(asked.messages) == 1
-
-
 def test_a_full_queue_ends_a_new_request_and_holds_up_one_that_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

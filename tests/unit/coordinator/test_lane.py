@@ -650,25 +650,6 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
 
 
 @virtual
-async def test_what_a_lost_release_left_behind_is_dropped() -> None:
-    cell = RoundsCell(verify_deadline_s=2.0)
-    told, deaf = cell.port.port.tell, [True]
-
-    def tell_all_but_releases(orders: Sequence[Any]) -> None:
-        told([each for each in orders if not (deaf and isinstance(each, Release))])
-
-    cell.port.port.tell = tell_all_but_releases  # type: ignore[method-assign]
-    leaving, other = cell.ask(max_tokens=400), cell.ask((8, 9), max_tokens=60)
-    await cell.until(lambda: leaving.answer.committed_len > 20)
-    cell.admission.ended(leaving, RequestCancelled("the client went away"))
-    await cell.answered(other)
-    deaf.clear()
-    assert not cell.clean(), "the release was lost"
-    await asyncio.sleep(2.0)
-    assert cell.clean()
-
-
-@virtual
 async def test_a_prompt_that_others_overtook_is_run_again() -> None:
     cell = RoundsCell(prefill_deadline_s=10.0)
     lost = cell.ask(max_tokens=4)

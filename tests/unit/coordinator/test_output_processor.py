@@ -1,6 +1,9 @@
 """What clients are shown: text, stop strings, what counts, and one message for whatever was
 waiting."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -89,20 +92,29 @@ def test_text_is_never_broken_inside_a_character(text: str, size: int) -> None:
     assert not any("\ufffd" in one.text for one in told.shown) or "\ufffd" in text
 
 
-def test_what_dangles_at_the_end_is_shown_once() -> None:
-    told = Told(max_tokens=2)
-    told.say("a\u00e9", 1)  # a cut in the middle of its two bytes
-    assert told.text == "a\ufffd"
+STOP, LO, L = (End(Reason.STOP, text=text) for text in ("STOP", "lo", "l"))
+(MARK,) = TOKENIZER.encode("!")
 
 
-def test_a_stop_string_across_chunk_borders_is_never_shown() -> None:
-    for size in range(1, 12):
-        told = Told(stops=("STOP",))
-        told.say("go on STOP and on", size)
-        assert told.text == "go on "
-        assert told.reading.end == End(Reason.STOP, text="STOP")
-        assert [one.end for one in told.shown if one.end] == [told.reading.end]
-        assert told.reading.answered == len("go on STOP")
+@pytest.mark.parametrize("size", range(1, 12))
+@pytest.mark.parametrize(
+    ("asked", "said", "shown", "answered", "end"),
+    [
+        ({"stops": ("STOP",)}, "go on STOP and on", "go on ", 10, STOP),
+        ({"stops": ("lo",), "show_stop": True}, "hello there", "hello", 5, LO),
+        ({"stops": ("l",), "min_tokens": 3}, "hello there", "hel", 4, L),  # too short before
+        ({"stops": ("STOP",), "max_tokens": 4}, "xSTO", "xSTO", 4, End(Reason.LENGTH)),
+        ({"stop_ids": frozenset({MARK})}, "hi! there", "hi", 3, End(Reason.STOP, token_id=MARK)),
+        ({"max_tokens": 2}, "a\u00e9", "a\ufffd", 2, End(Reason.LENGTH)),  # inside its two bytes
+    ],
+)
+def test_an_answer_ends_at_the_same_place_however_its_tokens_come(
+    asked: Any, said: str, shown: str, answered: int, end: End, size: int
+) -> None:
+    told = Told(**asked)
+    told.say(said, size)
+    assert (told.text, told.reading.answered, told.reading.end) == (shown, answered, end)
+    assert [one.end for one in told.shown if one.end] == [end]
 
 
 def test_tokens_end_with_the_stop_string_and_those_behind_it_are_dropped_and_counted() -> None:
@@ -115,26 +127,6 @@ def test_tokens_end_with_the_stop_string_and_those_behind_it_are_dropped_and_cou
     assert told.text == "hel"
 
 
-def test_a_stop_string_can_be_kept() -> None:
-    told = Told(stops=("lo",), show_stop=True)
-    told.say("hello there", 4)
-    assert told.text == "hello"
-
-
-def test_a_stop_string_does_not_end_an_answer_that_is_too_short() -> None:
-    told = Told(max_tokens=9, stops=("l",), min_tokens=3)
-    told.say("hello there", 2)
-    assert told.text == "hel"
-    assert told.reading.answered == 4
-
-
-def test_what_only_looked_like_a_stop_string_is_shown_in_the_end() -> None:
-    told = Told(max_tokens=4, stops=("STOP",))
-    told.say("xSTO", 1)
-    assert told.text == "xSTO"
-    assert told.shown[-1].end == End(Reason.LENGTH)
-
-
 def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> None:
     told = Told(stops=("STOP",))
     told.say("xST", 3)
@@ -142,13 +134,6 @@ def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> No
     told.read(CommittedTokens((), End(Reason.ABORT)))
     assert told.text == "xST"
     assert told.reading.end == End(Reason.ABORT)
-
-
-def test_a_stop_token_is_not_part_of_the_text() -> None:
-    told = Told(stop_ids=frozenset({TOKENIZER.encode("!")[0]}))
-    told.say("hi! there", 9)
-    assert told.text == "hi"
-    assert len(told.tokens) == 3
 
 
 def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_text() -> None:

@@ -56,13 +56,6 @@ async def test_an_endpoint_that_is_none_or_given_twice_is_refused(
         await start(CoordinatorConfig(**{key: endpoints}))
 
 
-async def test_a_port_in_use_is_refused_and_nothing_is_left_running() -> None:
-    first = await start(CoordinatorConfig())
-    with pytest.raises(ConfigError, match="cannot listen"):
-        await start(CoordinatorConfig(bind=first.endpoint))
-    await first.stop(0.1)
-
-
 def test_a_folder_without_a_tokenizer_means_ids_only(tmp_path: Path) -> None:
     assert find_tokenizer(str(tmp_path), None) is None
     assert find_tokenizer(None, None) is None

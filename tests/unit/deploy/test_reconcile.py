@@ -6,34 +6,6 @@ from deploy import reconcile
 from deploy.reconcile import Observed, Phase, plan
 
 
-def test_what_is_desired_and_absent_is_started_in_a_stable_order() -> None:
-    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == (
-        ["draft/0", "verify/0", "verify/1"],
-        [],
-    )
-
-
-def test_what_is_desired_and_serving_is_left_alone() -> None:
-    assert plan({"verify/0"}, {"verify/0": Observed(Phase.SERVING, 0.0)}, 99.0) == ([], [])
-
-
-def test_a_replica_in_transition_is_left_alone() -> None:
-    seen = {"verify/0": Observed(Phase.STARTING, 0.0), "draft/1": Observed(Phase.STOPPING, 0.0)}
-    assert plan({"verify/0"}, seen, 1_000.0) == ([], [])
-
-
-def test_what_nobody_desires_is_stopped() -> None:
-    phases = (Phase.SERVING, Phase.STARTING, Phase.DOWN)
-    seen = {f"draft/{number}": Observed(phase, 0.0) for number, phase in enumerate(phases)}
-    assert plan(set(), seen, 1.0) == ([], ["draft/0", "draft/1", "draft/2"])
-
-
-def test_a_replica_lost_while_serving_is_replaced_at_once() -> None:
-    seen = reconcile.starting(None, 0.0)
-    seen = reconcile.down(reconcile.serving(seen, 5.0), 8.0, "connection refused")
-    assert plan({"draft/0"}, {"draft/0": seen}, 8.0) == (["draft/0"], [])
-
-
 def test_a_replica_that_keeps_failing_waits_twice_as_long_each_time_up_to_a_bound() -> None:
     seen, now, waits = reconcile.starting(None, 0.0), 0.0, []
     for _ in range(9):

@@ -195,20 +195,14 @@ def test_metrics_stay_near_unless_their_readers_are_asked(files: dict[str, str])
 
 @pytest.mark.parametrize("key", ["operator_token_file", "client_token_file", "metrics_token_file"])
 def test_a_secret_of_others_alone_would_leave_workers_calls_open(
-    files: dict[str, str], key: str
-) -> None:
-    with pytest.raises(ConfigError, match=key):
-        Security.of(PublicConfig(**{key: files[key]}))
-
-
-@pytest.mark.parametrize("key", ["operator_token_file", "client_token_file", "metrics_token_file"])
-def test_nor_is_it_ignored_where_an_authority_is_believed_and_certificates_are_not_asked_for(
     files: dict[str, str], key: str, tmp_path: Path
 ) -> None:
-    tls = Authority(tmp_path).settings()
-    with pytest.raises(ConfigError, match=key):
-        Security.of(PublicConfig(**{key: files[key]}, **tls, tls_require_client_cert=False))
-    assert Security.of(PublicConfig(**{key: files[key]}, **tls)).access.asks
+    """Where an authority is believed and certificates are not asked for, too."""
+    one, tls = {key: files[key]}, Authority(tmp_path).settings()
+    for more in ({}, {**tls, "tls_require_client_cert": False}):
+        with pytest.raises(ConfigError, match=key):
+            Security.of(PublicConfig(**one, **more))
+    assert Security.of(PublicConfig(**one, **tls)).access.asks
 
 
 KEYS = ["token_file", "operator_token_file", "metrics_token_file", "client_token_file"]

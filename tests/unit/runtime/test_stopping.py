@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +18,25 @@ from dspark.runtime.shell import run_until_signal
 from dspark.runtime.worker import emptied
 
 
-async def test_what_goes_wrong_in_an_orderly_stop_is_raised() -> None:
-    async def stop(grace_s: float) -> None:
-        raise RuntimeError("the journal cannot be closed")
+async def run(stop: Callable[[float], Awaitable[None]], *signals: signal.Signals) -> None:
+    """A process that ends so, and gets these signals once it is ready."""
 
     async def start() -> Any:
         return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
 
     def ready(_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        for each in signals:
+            signal.raise_signal(each)
+
+    await run_until_signal(start, grace_s=1.0, ready=ready)
+
+
+async def test_what_goes_wrong_in_an_orderly_stop_is_raised() -> None:
+    async def stop(grace_s: float) -> None:
+        raise RuntimeError("the journal cannot be closed")
 
     with pytest.raises(RuntimeError, match="journal"):
-        await run_until_signal(start, grace_s=1.0, ready=ready)
+        await run(stop, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
@@ -40,17 +48,9 @@ async def test_a_terminal_that_closes_ends_it_in_order_but_not_under_nohup(ignor
         await asyncio.sleep(0.01)
         graces.append(grace_s)
 
-    async def start() -> Any:
-        return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
-
-    def ready(_: object) -> None:
-        signal.raise_signal(signal.SIGHUP)
-        if ignored:
-            signal.raise_signal(signal.SIGTERM)
-
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        await run_until_signal(start, grace_s=1.0, ready=ready)
+        await run(stop, signal.SIGHUP, *([signal.SIGTERM] if ignored else []))
     finally:
         signal.signal(signal.SIGHUP, before)
     assert graces == [1.0]
@@ -66,10 +66,7 @@ async def test_tasks_that_are_just_ending_are_waited_for_but_not_without_end(
     async def stop(grace_s: float) -> None:
         left.append(asyncio.create_task(asyncio.sleep(0.01 if ends else 1000.0)))
 
-    async def start() -> Any:
-        return SimpleNamespace(endpoint="h:1", incarnation=1, stop=stop)
-
-    await run_until_signal(start, grace_s=1.0, ready=lambda _: signal.raise_signal(signal.SIGTERM))
+    await run(stop, signal.SIGTERM)
     assert left[0].done() is ends
     left[0].cancel()
 
