@@ -260,10 +260,19 @@ class RoundsCell:
         """As a killed process: what it knew that was not reported is gone."""
         self.ports[at].port.close("lost")
 
+    def replace_verifier(self) -> None:
+        """As one that is killed and started again."""
+        self.lose_verifier()
+        self.add_verifier()
+
     def lose_drafter(self, drafter: SimulatedDrafter) -> None:
         """As a killed process: both its verifiers and the coordinator see it."""
         self.drafters.remove(drafter)
         drafter.lose()
+        self.part_from(drafter)
+
+    def part_from(self, drafter: SimulatedDrafter) -> None:
+        """The coordinator loses it, its verifiers do not."""
         for lane in self.lanes:
             lane.drafter_left(drafter)
         self.load.pop(drafter, None)

@@ -3,13 +3,6 @@
 from coordinator.workers.breaker import CircuitBreaker
 
 
-def test_the_third_loss_within_the_window_opens_it() -> None:
-    breaker = CircuitBreaker(3)
-    assert [breaker.lost(now) for now in (0.0, 1.0, 2.0)] == [False, False, True]
-    assert breaker.left_s(2.0) == 5.0
-    assert breaker.left_s(8.0) == 0.0
-
-
 def test_every_further_loss_costs_more_up_to_a_bound() -> None:
     breaker = CircuitBreaker(3)
     pauses = []

@@ -7,7 +7,7 @@ import asyncio
 import random
 
 import pytest
-from fakes import answer_of, read
+from fakes import read
 from rounds_cell import RoundsCell, virtual
 
 from coordinator.lanes.request_state import RequestState
@@ -45,18 +45,6 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
     assert 0.0 < widest <= bound
     await cell.finish(*states)
     assert cell.clean()
-
-
-@virtual
-async def test_a_light_tenant_is_next_however_long_the_line_of_another() -> None:
-    cell = held(RoundsCell(max_running=1))
-    flood = [cell.ask((7, seed), max_tokens=3, tenant="flood") for seed in range(20)]
-    light = cell.ask((5, 6), max_tokens=3, tenant="light")
-    cell.port.let_go()
-    await cell.finish(light)
-    assert sum(state.sequence.finished for state in flood) <= 2
-    await cell.finish(*flood)
-    assert await read(light) == answer_of((5, 6), 3)
 
 
 @virtual

@@ -112,9 +112,7 @@ class Storm:
     def partition(self) -> None:
         """This process loses a drafter, verifiers do not; it comes back."""
         drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
-        for lane in self.cell.lanes:
-            lane.drafter_left(drafter)
-        self.cell.load.pop(drafter, None)
+        self.cell.part_from(drafter)
 
         def back() -> None:
             if drafter in self.cell.drafters:

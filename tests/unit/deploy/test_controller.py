@@ -177,16 +177,6 @@ async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(c
     assert "draft/1" in cell.fleet.ended, "the dead one is put away before its successor starts"
 
 
-async def test_a_restarted_coordinator_is_told_again(cell: Cell) -> None:
-    await cell.run()
-    await cell.told()
-    heard = len(cell.listener.told)
-    await cell.fleet.crash("coordinator/0")
-    await until(
-        lambda: cell.fleet.started.count("coordinator/0") == 2 and len(cell.listener.told) > heard
-    )
-
-
 async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(cell: Cell) -> None:
     cell.listener.deaf = True
     await cell.run()
