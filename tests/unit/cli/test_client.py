@@ -22,7 +22,6 @@ from dspark.client import (
     AsyncClient,
     AsyncStream,
     Cancelled,
-    Cell,
     Chunk,
     Client,
     DeadlineExceeded,
@@ -38,6 +37,7 @@ from dspark.client import (
 )
 from dspark.client.request import Options
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc, types_pb2
+from tests.noted_cell import CELL
 from tests.waiting import until, wait_until
 
 TOP_P, MIN_P = "sampling_params.top_p", "sampling_params.min_p"
@@ -425,7 +425,7 @@ async def test_a_closed_client_calls_nobody() -> None:
 
 def test_several_front_ends_are_one_target_where_certificates_allow_it() -> None:
     fronts = "10.0.0.1:7000,10.0.0.2:7000"
-    cell = Cell("10.0.0.3:7000", "c", "", "", 0, "", "t", "d", frontends=fronts)
+    cell = replace(CELL, frontends=fronts)
     assert sorted(cell.for_clients.removeprefix("ipv4:").split(",")) == fronts.split(",")
     named = replace(cell, tls_ca="ca.pem", tls_server_name="cell")
     assert named.for_clients.startswith("ipv4:")

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,24 +16,11 @@ import pytest
 from dspark import shipped
 from dspark.cli.main import main, split
 from dspark.cli.status import as_json
-from dspark.client import Cell, CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
+from dspark.client import CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
 from dspark.errors import DsparkError
+from tests.noted_cell import CELL
 from tests.waiting import wait_until
-
-
-def _cell(**changes: object) -> Cell:
-    values: dict[str, object] = {
-        "endpoint": "127.0.0.1:9",
-        "cell_id": "ab",
-        "token_file": "",
-        "ray_address": "127.0.0.1:1",
-        "ray_pid": 0,
-        "ray_dir": "",
-        "target": "t",
-        "drafter": "d",
-    }
-    return Cell(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def _ended_pid() -> int:
@@ -72,7 +59,10 @@ def _ended_pid() -> int:
         ["logs", "-n", "-5"],
         ["evaluate", "f.jsonl", "--target", "t", "--drafter", "d", "--rows", "-1"],
         ["train", "split", "f.jsonl", "--out", "o", "--limit", "-1"],
+        ["train"],
+        ["train", "drafter"],
         ["train", "drafter", "s", "--workers", "0"],
+        ["train", "drafter", "s", "--target", "t", "--out", "o", "--batch", "1_0"],
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(
@@ -146,8 +136,8 @@ def test_down_without_a_cluster_is_fine(capsys: pytest.CaptureFixture[str]) -> N
         ('{"version": 0}', "another version"),
         ('{"version": 1, "endpoint": 5}', "lacks a proper 'endpoint'"),
         ("[" * 100_000, "cannot be read"),
-        (json.dumps(asdict(_cell(ray_pid=-1))), "lacks a proper 'ray_pid'"),
-        (json.dumps(asdict(_cell(ray_pid=10**30))), "lacks a proper 'ray_pid'"),
+        (json.dumps(asdict(replace(CELL, ray_pid=-1))), "lacks a proper 'ray_pid'"),
+        (json.dumps(asdict(replace(CELL, ray_pid=10**30))), "lacks a proper 'ray_pid'"),
     ],
 )
 def test_a_broken_state_file_is_named_and_down_clears_it(
@@ -169,7 +159,7 @@ def test_a_folder_in_place_of_the_state_file_is_told(capsys: pytest.CaptureFixtu
 
 
 def test_the_state_file_comes_back_whole_and_private() -> None:
-    cell = _cell(ray_pid=7, ray_dir="/x")
+    cell = replace(CELL, ray_pid=7, ray_dir="/x")
     write_cell(cell)
     assert find_cell() == cell
     assert cell_file().stat().st_mode & 0o077 == 0
@@ -229,7 +219,7 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
 def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
     here: bool, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_cell(_cell(ray_pid=os.getpid() if here else _ended_pid()))
+    write_cell(replace(CELL, ray_pid=os.getpid() if here else _ended_pid()))
     assert main(["status"]) == 1
     assert re.search(said, capsys.readouterr().err)
 

@@ -25,9 +25,10 @@ from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
-from dspark.client import Cell, CellStatus, Client, LaneStatus, ProcessStatus
+from dspark.client import CellStatus, Client, LaneStatus, ProcessStatus
 from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
+from tests.noted_cell import CELL
 
 FLAT = str(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml")
 
@@ -142,7 +143,7 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
 def test_logs_of_what_is_not_there_say_what_is(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_cell(Cell("h:1", "c", "", "h:2", 1, str(tmp_path), "t", "d"))
+    write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path)))
     logs = tmp_path / "ray" / "session_latest" / "logs" / "worker-a.err"
     _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
     assert main(["logs", *words]) == 1
@@ -318,7 +319,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 def test_a_state_file_of_a_dead_cluster_is_told() -> None:
     (clean,) = cluster.state()
     assert clean.level is Level.OK
-    write_cell(Cell("127.0.0.1:1", "x", "", "127.0.0.1:2", 2**22 - 1, "/tmp/none", "t", "d"))
+    write_cell(replace(CELL, ray_pid=2**22 - 1, ray_dir="/tmp/none"))
     (stale,) = cluster.state()
     assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
 

@@ -98,12 +98,6 @@ def test_a_path_that_cannot_be_used_is_named(
     assert capsys.readouterr().err.startswith(f"dspark: {taken}")
 
 
-def test_a_wrong_command_line_ends_with_2() -> None:
-    assert main(["train"]) == 2
-    assert main(["train", "drafter"]) == 2
-    assert main(["train", *REQUIRED, "--batch", "1_0"]) == 2
-
-
 def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.jsonl"
     write_rows(path, ({"prompt": f"text {n}"} for n in range(10)))

@@ -109,20 +109,6 @@ async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> 
 
 
 @virtual
-async def test_whoever_had_a_place_is_not_displaced() -> None:
-    cell = RoundsCell(max_running=4, max_queued=4)
-    held(cell)
-    old = [cell.ask(max_tokens=20, tenant="flood") for _ in range(4)]
-    await asyncio.sleep(0.1)
-    cell.lose_verifier()  # all four wait again
-    await asyncio.sleep(0.1)
-    assert cell.admission.queued == 4
-    cell.add_verifier()
-    await cell.finish(*old)
-    assert [len(await read(state)) for state in old] == [20] * 4
-
-
-@virtual
 async def test_waiting_for_a_first_place_has_an_end() -> None:
     cell = held(RoundsCell(max_running=1, queue_deadline_s=4.0))
     running, waiting = cell.ask(), cell.ask()

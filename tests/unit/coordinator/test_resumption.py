@@ -337,17 +337,6 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
 
 
 @virtual
-async def test_a_tenant_s_request_runs_under_its_tenant_s_names() -> None:
-    desk = Desk(in_memory())
-    request = Request("r", PROMPT, GREEDY, TOKENS, ADAPTIVE, cache_salt="s", tenant="acme")
-    message = generate_pb2.GenerateRequest(request_id="r")
-    call = desk.cell.submit(SubmitRequest(message, request, 0.0, 60.0), OutputQueue(64))
-    await asyncio.sleep(0.1)
-    assert (call.states[0].request.id, call.states[0].request.cache_salt) == ("acme/r", "acme/s")
-    assert [each.cache_salt for each in desk.toy.port.orders(Admission)] == ["acme/s"]
-
-
-@virtual
 async def test_the_rest_is_drawn_by_the_rule_it_began_with() -> None:
     """Whatever the deployment's rule is by now: after a restart, or when no drafter is trusted."""
     journal, by_token = in_memory(), replace(SAMPLED, rule=Rule.TOKEN)

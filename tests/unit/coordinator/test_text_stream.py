@@ -53,12 +53,6 @@ def test_pieces_add_up_to_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
         assert before + _streamed(tokenizer, prompt, ids) == whole
 
 
-def test_a_word_behind_broken_bytes_keeps_its_space(tokenizer: Tokenizer) -> None:
-    for broken in ([0xFF], [0xE2, 0x82], [0x80, 0x80, 0xE2]):
-        text = _streamed(tokenizer, [256], [*broken, 257, 258])
-        assert text == "\N{REPLACEMENT CHARACTER}" * len(broken) + " ba"
-
-
 def test_half_a_character_is_held_back_and_flushed_at_the_end(tokenizer: Tokenizer) -> None:
     stream = tokenizer.stream([256], skip_special=True)
     assert [stream.push(byte) for byte in EURO] == ["", "", "€"]
@@ -73,14 +67,22 @@ def test_bytes_that_never_become_a_character_are_said_all_the_same(tokenizer: To
     assert stream.flush() == ""
 
 
-@pytest.mark.parametrize("end", [REPLACEMENT, EURO[:2]], ids=["replacement", "half"])
-def test_an_answer_does_not_repeat_the_broken_end_of_its_prompt(
-    end: list[int], tokenizer: Tokenizer
+BROKEN, SPECIAL = "\N{REPLACEMENT CHARACTER}", 261
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "ids", "text"),
+    [
+        ([], [0xFF], BROKEN),
+        ([], [0xE2, 0x82], 2 * BROKEN),
+        ([], [0x80, 0x80, 0xE2], 3 * BROKEN),
+        (REPLACEMENT, [], ""),
+        (EURO[:2], [], ""),
+        ([], [258, *[SPECIAL] * 40], "a"),
+    ],
+)
+def test_a_word_behind_what_is_no_text_keeps_its_space_and_repeats_no_prompt(
+    prompt_end: list[int], ids: list[int], text: str, tokenizer: Tokenizer
 ) -> None:
-    assert _streamed(tokenizer, [256, *end], [257, 258]) == " ba"
-
-
-def test_a_word_behind_tokens_without_text_keeps_its_space(tokenizer: Tokenizer) -> None:
-    special = tokenizer.id_of("<s>")
-    assert special is not None
-    assert _streamed(tokenizer, [256], [258, *[special] * 40, 257]) == "a b"
+    assert tokenizer.id_of("<s>") == SPECIAL
+    assert _streamed(tokenizer, [256, *prompt_end], [*ids, 257, 258]) == f"{text} ba"

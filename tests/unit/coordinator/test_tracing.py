@@ -119,3 +119,6 @@ async def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
         await _answer(traced, max_tokens=4, traceparent=CALLER)
     assert len(traced.spans("generate")) == 3
     assert not traced.cell.explain.watches
+    for number in range(MOST_TRACED):
+        traced.tracing.begun(f"other-{number}", CALLER)
+    assert not traced.cell.metrics.value("dropped_total", kind="trace", reason="full")

@@ -88,15 +88,6 @@ def test_noise_around_the_target_does_not_flap() -> None:
     assert len(history) <= 3, history
 
 
-def test_a_load_that_swings_faster_than_patience_moves_nothing_down() -> None:
-    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
-        high = int(now / 20) % 2 == 0
-        return PoolReading(streams=16, drafter_busy=min(1.0, (2.0 if high else 0.3) / drafters))
-
-    sizes = [drafters for _, _, drafters in _simulate(reading, 1800)]
-    assert sizes == sorted(sizes)
-
-
 def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() -> None:
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         streams = 0 if now < 1000 else 4
@@ -105,18 +96,8 @@ def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() 
     history = _simulate(reading, 1200, start=(1, 3))
     assert [drafters for _, _, drafters in history] == [3, 1, 0, 1]
     assert 60 <= history[1][0] < 70
-    assert 300 <= history[2][0] < 420
+    assert 300 <= history[2][0] < 310, "idle since the beginning, whatever left meanwhile"
     assert history[3][0] == 1000, "who waits for the first drafter waits for nothing else"
-
-
-def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
-    history = _simulate(
-        lambda now, v, d: PoolReading(streams=0, drafter_busy=0.0),
-        1200,
-        start=(1, 4),
-        config=replace(CONFIG, min_drafters=2),
-    )
-    assert history[-1][2] == 2
 
 
 def test_verifiers_follow_pages() -> None:

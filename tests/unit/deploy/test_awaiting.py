@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from deploy import awaiting
 from dspark.client import find_cell
-from dspark.client.cell import Cell, write_cell
+from dspark.client.cell import write_cell
 from dspark.errors import Unavailable
+from tests.noted_cell import CELL
 
 
 def _row(name: str, endpoint: str = "", **told: Any) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def _row(name: str, endpoint: str = "", **told: Any) -> dict[str, Any]:
 
 
 def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cell(Cell("old:1", "id", "", "h:2", 0, "", "t", "d", http="http://old:2"))
+    write_cell(replace(CELL, endpoint="old:1", http="http://old:2"))
     rows = [
         _row("coordinator/0", "new:1", http="http://new:2"),
         _row("frontend/0", "new:3"),

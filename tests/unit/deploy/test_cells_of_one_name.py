@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from deploy.fleet import AnotherCell, NothingStarted
 from deploy.topology import desired
 from dspark.client.cell import Cell, cell_file, write_cell
 from dspark.errors import Unavailable
+from tests.noted_cell import CELL
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 def cell(cell_id: str) -> Cell:
-    return Cell("h:1", cell_id, "", "h:2", 0, "", "t", "d", name="ours")
+    return replace(CELL, cell_id=cell_id, name="ours")
 
 
 def test_what_was_said_holds_for_the_very_cell_that_it_was_said_to(table: dict[str, bytes]) -> None:

@@ -13,11 +13,10 @@ import pytest
 
 from deploy.cell_plan import read_config
 from dspark.cli.main import main
-from dspark.client.cell import Cell, find_cell, write_cell
+from dspark.client.cell import find_cell, write_cell
+from tests.noted_cell import CELL
 
-CELL = Cell(
-    "127.0.0.1:7000", "abc", "/t", "127.0.0.1:6379", os.getpid(), "/tmp/r", "t", "d", name="mine"
-)
+OURS = replace(CELL, ray_address="127.0.0.1:6379", ray_pid=os.getpid(), name="mine")
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]
 
 
 def test_ray_s_commands_get_address_and_token_and_their_exit_code_counts(ran: list[Any]) -> None:
-    write_cell(CELL)
+    write_cell(OURS)
     assert find_cell().name == "mine"
     assert main(["ray", "--", "status", "-v"]) == 7
     ((words, environment),) = ran
@@ -47,7 +46,7 @@ def test_ray_s_commands_get_address_and_token_and_their_exit_code_counts(ran: li
 
 
 def test_a_cluster_of_others_is_asked_with_the_user_s_own_token(ran: list[Any]) -> None:
-    write_cell(replace(CELL, ray_pid=0, ray_address="head:6379"))
+    write_cell(replace(OURS, ray_pid=0, ray_address="head:6379"))
     assert main(["ray", "status"]) == 7
     assert main(["ray", "--", "list", "actors"]) == 7, "whether it has a dashboard is not known"
     assert {environment["RAY_ADDRESS"] for _, environment in ran} == {"head:6379"}
@@ -61,7 +60,7 @@ def test_a_cluster_of_others_is_asked_with_the_user_s_own_token(ran: list[Any]) 
 def test_what_would_end_others_processes_or_ask_nobody_is_refused(
     ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_cell(CELL)
+    write_cell(OURS)
     for words, said in (
         (["--", "stop"], "`dspark down` ends the cell"),
         (["--"], "dspark ray -- status"),
@@ -70,7 +69,7 @@ def test_what_would_end_others_processes_or_ask_nobody_is_refused(
         assert main(["ray", *words]) == 1
         assert said in capsys.readouterr().err
     assert not ran
-    write_cell(replace(CELL, dashboard="http://127.0.0.1:8265"))
+    write_cell(replace(OURS, dashboard="http://127.0.0.1:8265"))
     assert main(["ray", "--", "list", "actors"]) == 7
     assert ran[0][1]["RAY_API_SERVER_ADDRESS"] == "http://127.0.0.1:8265"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy import down, ray_environment
 from deploy.fleet import NothingStarted
-from dspark.client.cell import Cell, cell_file, write_cell
+from dspark.client.cell import cell_file, write_cell
+from tests.noted_cell import CELL
 
 
 @pytest.mark.timeout(60)
@@ -32,7 +34,8 @@ def test_down_asks_ray_from_another_process(
     monkeypatch.setattr(down, "close_remote", lambda cell, *_: here.append(cell.cell_id))
     with socket.create_server(("127.0.0.1", 0)) as gone:
         nobody = f"127.0.0.1:{gone.getsockname()[1]}"
-    write_cell(Cell(nobody, "test-down-asks", "", nobody, os.getpid(), str(tmp_path), "t", "d"))
+    at = {"endpoint": nobody, "ray_address": nobody, "cell_id": "test-down-asks"}
+    write_cell(replace(CELL, **at, ray_pid=os.getpid(), ray_dir=str(tmp_path)))
     said: list[str] = []
     down.take_down(said.append, 1.0)
     assert said == ["draining: 1 requests have up to 1 s to finish", f"down: {nobody}"]

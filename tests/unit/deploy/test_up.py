@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,9 +43,8 @@ def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
         bring_up(ClusterConfig(bind="192.0.2.1", insecure=True), file=None, environ={}, say=print)
 
 
-GUEST = ClusterConfig(
-    engine="synthetic", synthetic=str(FLAT), address="127.0.0.1:1", bind="0.0.0.0", http=None
-)
+LOCAL = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
+GUEST = replace(LOCAL, address="127.0.0.1:1", bind="0.0.0.0")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -95,9 +95,8 @@ def test_what_is_taken_down_while_it_starts_stays_down(
         raise FileNotFoundError("its folder is gone")
 
     monkeypatch.setattr(up, "start_head", start_head)
-    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        bring_up(config, file=None, environ={}, say=said.append)
+        bring_up(LOCAL, file=None, environ={}, say=said.append)
     assert not cell_file().exists()
     assert said[0] == "ray: starting a local cluster"
     assert [line.partition(":")[0] for line in said[1:]] == ["down"]
@@ -120,9 +119,8 @@ def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
     monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(mock.Mock()))
     monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
     monkeypatch.setattr(up, "reserve", reserve)
-    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        bring_up(config, file=None, environ={}, say=print)
+        bring_up(LOCAL, file=None, environ={}, say=print)
     assert not cell_file().exists()
 
 
@@ -139,7 +137,6 @@ def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(
 
     monkeypatch.setattr(up, "start_head", start_head)
     monkeypatch.setattr(down, "stop_head", again)
-    config = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
     with pytest.raises(KeyboardInterrupt):
-        bring_up(config, file=None, environ={}, say=print)
+        bring_up(LOCAL, file=None, environ={}, say=print)
     assert not cell_file().exists()
