@@ -40,16 +40,6 @@ async def read(states: list[RequestState]) -> dict[int, list[int]]:
 
 
 @virtual
-async def test_pieces_of_all_answers_come_by_one_way_which_closes_behind_the_last() -> None:
-    cell = RoundsCell()
-    states = ask(cell, 3)
-    await cell.finish(*states)
-    assert await read(states) == dict.fromkeys(range(3), answer_of((5, 6), 8))
-    assert cell.metrics.value("prompt_tokens_total") == 2, "the prompt counts once"
-    assert cell.clean()
-
-
-@virtual
 async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
     cell = RoundsCell(max_running=1, max_queued=3)
     ask(cell, 3, "first")  # one runs, two wait
@@ -162,6 +152,8 @@ async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> No
     await cell.finish(*states)
     assert prompts(cell) == 4
     assert await read(states) == dict.fromkeys(range(4), answer_of((5, 6), 8))
+    assert cell.metrics.value("prompt_tokens_total") == 2, "the prompt counts once"
+    assert cell.clean()
 
 
 @virtual
