@@ -2,6 +2,7 @@
 
 DsparkError
 |-- InvalidRequest         the client sent something malformed in `field`  INVALID_ARGUMENT
+|   |-- ContextExceeded    it is longer than the context                  INVALID_ARGUMENT
 |   `-- Unsupported        understood, not built                          UNIMPLEMENTED
 |-- Overloaded             a bound was reached; retry in `retry_after_s`  RESOURCE_EXHAUSTED
 |-- Unavailable            no process can serve this now                  UNAVAILABLE
@@ -40,6 +41,10 @@ def naming(name: Callable[[str], str]) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise type(error)(name(error.field), error.problem) from None
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt, or it and the answer together, are longer than the context."""
 
 
 class Unsupported(InvalidRequest):

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dspark.errors import (
+    ContextExceeded,
     Denied,
     DsparkError,
     Expired,
@@ -31,6 +32,10 @@ log = structlog.get_logger("dspark.http")
 _INVALID = "invalid_request_error"
 _RETRY_UNAVAILABLE_S = 1.0
 _UNROUTED = {(404, "Not Found"), (405, "Method Not Allowed")}  # Starlette's messages
+_CODES = {
+    ContextExceeded: "context_length_exceeded",
+    Unsupported: "unsupported_parameter",
+}
 # Fields of the public gRPC message, as bodies call them.
 _NAMES = {"text": "prompt", "tokenized.input_ids": "prompt", "label": "speculation.label"}
 
@@ -52,7 +57,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         case InvalidRequest():
             status, kind, param = 400, _INVALID, error.field
             # 400 also for known features that are not supported: clients retry a 5xx.
-            code = "unsupported_parameter" if isinstance(error, Unsupported) else None
+            code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
             message = f"{param}: {error.problem}"
         case UnknownModel():
             status, kind, code, param = 404, _INVALID, "model_not_found", "model"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.requests.request import Request
-from dspark.errors import InvalidRequest, PeerError
+from dspark.errors import ContextExceeded, InvalidRequest, PeerError
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.types import (
     MAX_BIAS,
@@ -216,9 +216,10 @@ def _check_prompt(
     if not prompt:
         raise InvalidRequest(field, "the prompt is empty")
     if len(prompt) > most:
-        raise InvalidRequest(
+        raise ContextExceeded(
             field,
-            f"{len(prompt)} tokens leave no room for an answer in the context here, {longest}",
+            f"the prompt is too long: this model's maximum context length is {longest} tokens "
+            f"here, and its {len(prompt)} leave no room for an answer",
         )
     check_ids(field, prompt, vocab_size)
 
@@ -262,10 +263,10 @@ def _read_max_tokens(params: generate_pb2.SamplingParams, prompt_len: int, longe
     if params.max_tokens < 1 and not params.HasField("prompt_logprobs"):
         raise InvalidRequest(field, f"must be at least 1, got {params.max_tokens}")
     if params.max_tokens > room:
-        raise InvalidRequest(
+        raise ContextExceeded(
             field,
-            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed the context here, "
-            f"{longest}",
+            f"{prompt_len} prompt tokens and {params.max_tokens} more exceed context limit: this "
+            f"model's maximum context length is {longest} tokens here",
         )
     return params.max_tokens
 

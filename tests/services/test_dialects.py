@@ -4,10 +4,12 @@ tiny pair."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
+import httpx
 import jsonschema
 import openai
 import pydantic
@@ -240,6 +242,27 @@ def test_what_a_message_cannot_have_is_refused_by_name(
 def test_an_unknown_model_is_not_found_in_anthropic_s_words(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
         claude.messages.create(model="claude", max_tokens=4, messages=[USER])
+
+
+@pytest.mark.parametrize("size", ["prompt", "answer"])
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses", "messages"])
+def test_what_exceeds_the_context_is_told_in_words_that_clients_know(
+    cell: HttpCell, route: str, size: str
+) -> None:
+    said = "def f" if size == "answer" else "def f" * 3000
+    body: dict[str, Any] = {"messages": [{**USER, "content": said}], "max_tokens": 100_000}
+    if route == "completions":
+        body = {"prompt": said, "max_tokens": 100_000}
+    elif route == "responses":
+        body = {"input": said, "max_output_tokens": 100_000}
+    answer = httpx.post(f"{cell.url}/v1/{route}", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert re.search(r"this model's maximum context length is \d+ tokens", error["message"])
+    known = "the prompt is too long" if size == "prompt" else "exceed context limit"
+    assert known in error["message"]
+    if route != "messages":
+        assert error["code"] == "context_length_exceeded"
 
 
 def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell) -> None:
