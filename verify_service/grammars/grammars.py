@@ -202,23 +202,21 @@ class Grammars:
             with theirs:
                 socket.send_fds(requests, [b"1"], [theirs.fileno()])
             ours.settimeout(_START_S)
-            answer = b""
             try:
-                ours.sendall(
-                    json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode()
-                )
-                ours.shutdown(socket.SHUT_WR)
                 self._answers = bool(ours.recv(1))  # the child has started, or ended
-            except ConnectionError:
-                pass
             except TimeoutError:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1.0)
                 raise
+            began, answer = time.monotonic(), b""  # the child's time begins with the request
             ours.settimeout(wall_s)
             with contextlib.suppress(ConnectionError):
                 try:
+                    ours.sendall(
+                        json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode()
+                    )
+                    ours.shutdown(socket.SHUT_WR)
                     while part := ours.recv(1 << 16):
                         answer += part
                 except TimeoutError:
@@ -227,6 +225,8 @@ class Grammars:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it runs, or is about to end
                 process.wait(timeout=0.05)
                 raise ChildProcessError("its process ended")
+            if time.monotonic() - began >= wall_s:  # this thread may come behind the child's end
+                return None
         return answer
 
 

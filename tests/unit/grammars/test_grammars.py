@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -197,6 +198,30 @@ def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
     os.kill(child, signal.SIGSTOP)  # no bound ends it
     refused(future, RefusalReason.BUSY)
     os.kill(child, signal.SIGKILL)
+
+
+class Late(socket.socket):
+    """A socket whose reader is held up by others on a busy machine."""
+
+    def settimeout(self, value: float | None) -> None:
+        super().settimeout(30.0)
+
+
+def test_a_child_that_ended_for_want_of_time_is_no_fault_of_its_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
+    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+    pair = socket.socketpair
+
+    def held_up() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = pair()
+        return Late(fileno=ours.detach()), theirs
+
+    monkeypatch.setattr(socket, "socketpair", held_up)
+    monkeypatch.setattr(module, "CPU_S", 50.0)
+    monkeypatch.setattr(module, "WALL_S", 0.1)
+    refused(mine.compile(heavy, ""), RefusalReason.BUSY)
 
 
 @pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
