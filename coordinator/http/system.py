@@ -17,7 +17,8 @@ from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import BodyPart, ChatBody, Listed
+from coordinator.http.schema import BodyPart, ChatBody, Listed, Tool
+from coordinator.http.tools import read_calling
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
@@ -89,6 +90,7 @@ class TokenizeBody(BodyPart):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Listed[Tool] | None = None
 
 
 class DetokenizeBody(BodyPart):
@@ -121,8 +123,9 @@ def tokenizing_routes(api: Api) -> APIRouter:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
+            tools=body.tools,
         )
-        return await read_prompt(api, chat)
+        return await read_prompt(api, chat, read_calling(api, chat))
 
     @router.post("/tokenize", openapi_extra=described_by(TokenizeBody))
     async def tokenize(request: Request) -> Response:

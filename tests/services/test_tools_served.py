@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -166,6 +167,16 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
     _, called, answered = prompt.partition(written)
     assert called
     assert "<tool_response>\ndone\n</tool_response>" in answered
+
+
+def test_a_conversation_is_tokenized_with_its_tools(cell: HttpCell) -> None:
+    messages, tools = [{"role": "user", "content": "wake me"}], [tool("alarm", strict=True)]
+    made = asked(
+        cell, messages=messages, tools=tools, max_tokens=1, extra_body={"return_token_ids": True}
+    )
+    body = {"messages": messages, "tools": tools}
+    told = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0).json()
+    assert told["tokens"] == made.choices[0].prompt_token_ids
 
 
 @pytest.mark.parametrize(
