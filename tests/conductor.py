@@ -17,7 +17,7 @@ from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.channel import open_channel
-from dspark.types import Refusal, SamplingParams, ScoredPrompt, ScoredToken
+from dspark.types import Refusal, SamplingParams
 
 DEADLINE_S = 60.0
 
@@ -36,9 +36,6 @@ class Answer:
     epoch: int = -1  # given out last
     round: int = 0  # of the report that comes next
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[ScoredToken] = field(default_factory=list)
-    scored: ScoredPrompt | None = None
-    cached: int = 0
     rounds: list[Any] = field(default_factory=list)  # its RoundReports
     moves: int = 0  # times it began anew
     refused: list[Refusal] = field(default_factory=list)
@@ -55,7 +52,6 @@ class Conductor:
     def __init__(self, port: ControlClient, plan: Plan) -> None:
         self.port, self.plan = port, plan
         self.answers: dict[int, Answer] = {}
-        self.reports: list[PassReport] = []
         self.health: list[DrafterEvent] = []
         self.released: list[Released] = []
         self.draining: list[Draining] = []
@@ -131,9 +127,8 @@ class Conductor:
             answer.done.set()
 
     def _commit(self, told: PassReport) -> None:
-        self.reports.append(told)
         orders: list[Any] = []
-        for place, round in enumerate(told.report.rounds):
+        for round in told.report.rounds:
             answer = self.answers[round.sequence]
             came, wanted = (round.epoch, round.round), (answer.epoch, answer.round)
             if answer.done.is_set() or came < wanted:
@@ -143,11 +138,6 @@ class Conductor:
             assert round.committed_before == len(answer.prompt) + len(answer.tokens)
             answer.tokens += round.tokens
             answer.rounds.append(round)
-            if told.logprobs:
-                answer.logprobs += told.logprobs[place]
-            if told.started is not None:
-                answer.cached = told.started.cached_tokens
-                answer.scored = told.started.prompt_logprobs or answer.scored
             if answer.ended:
                 answer.done.set()
                 orders.append(Release(round.sequence, round.epoch, How.DROP))

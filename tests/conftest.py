@@ -37,7 +37,7 @@ LONGEST = (
     "docs/test_blocks.py",
     "test_types.py",
     "faults/test_promises.py",
-    "faults/test_rounds_simulated.py",
+    "faults/test_every_message.py",
     "mutation/test_mutation.py",
     "services/test_training_workers.py",
 )

@@ -19,7 +19,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dspark.decoding.gumbel import NEAR_TIE, times, winners
-from dspark.decoding.reference import generate
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams
@@ -117,12 +116,6 @@ def _possible(answer: Sequence[int], rows: torch.Tensor, params: SamplingParams)
 
 def _float32(value: Any) -> Any:
     return float(torch.tensor(value)) if isinstance(value, float) else value
-
-
-def plain(prompt: Sequence[int], params: SamplingParams, room: int) -> list[int]:
-    """The tiny target's answer by the one-page loop, decoding without drafts."""
-    run = generate(prompt, logits, lambda *_: [], lambda *_: 0, params, max_tokens=room)
-    return list(run.token_ids)
 
 
 def plain_greedy(target: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:

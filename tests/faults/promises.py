@@ -167,8 +167,13 @@ async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
     for asked in ([*b, *y, 5], [*a, *x, 5], [*b, *x, 5]):
         answers.append(await cell.ask(asked, max_tokens=8))
     found = judged(cell, answers)
-    if not cell.metric("prefix_cache_hits_total", "verify/0"):
+    spared = sum(answer.end.usage.cached_tokens for answer in answers if answer.end is not None)
+    if not spared:
         found.append("no page was found again")
+    looked_up = sum(len(answer.prompt) for answer in answers)
+    for name, count in (("hits", spared), ("queries", looked_up)):
+        if cell.metric(f"prefix_cache_{name}_total", "verify/0") != count:
+            found.append(f"{name} of the prefix cache are not the {count} that were told")
     return found + await freed(cell)
 
 

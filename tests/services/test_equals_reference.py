@@ -19,8 +19,8 @@ from faults import oracle
 from faults.pair import DRAFTER, TARGET, prompt
 from faults.tape import Tape
 
-from dspark.types import Rule
 from tests.services.cell import Cell
+from tests.waiting import until
 
 POLICIES = ("fixed:3", "adaptive", "threshold:0.4", "off", "fixed:5")
 LAWS: dict[str, dict[str, Any]] = {
@@ -43,12 +43,27 @@ LAWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("rule", [rule.name.lower() for rule in Rule])
-async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> None:
+def rows_of(process: Any, direction: str) -> tuple[float, float]:
+    """Feature rows that a worker counted, and their bytes."""
+    value = process.metrics.value
+    return (
+        value("feature_rows_total", direction=direction),
+        value("bytes_total", direction=direction, kind="features"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [("token", {"window": 0}), ("block", {"cohorts": 2}), ("coupled", {"cohorts": 1})],
+)
+async def test_answers_of_every_law_follow_from_what_was_recorded(
+    rule: str, settings: dict[str, int]
+) -> None:
     tape = Tape()
     async with Cell(TARGET, DRAFTER) as cell:
-        client = cell.client(await cell.whole())
-        tape.verifier(cell.verifiers[0].engine)
+        client = cell.client(await cell.whole(**settings))
+        (verifier,), (drafter,) = cell.verifiers, cell.drafters
+        tape.verifier(verifier.engine)
 
         async def ask(number: int, **law: Any) -> tuple[list[int], dict[str, Any], tuple[int, ...]]:
             asked = {"temperature": 1.0, "rule": rule, "seed": 1000 + number, **law}
@@ -62,6 +77,10 @@ async def test_answers_of_every_law_follow_from_what_was_recorded(rule: str) -> 
         told = await asyncio.gather(
             *(ask(number, **law) for number, law in enumerate([*LAWS.values()] * 2))
         )
+        await cell.freed()
+        await until(lambda: rows_of(drafter, "received") == rows_of(verifier, "sent"))
+        assert all(rows_of(drafter, "received"))
+        assert verifier.metrics.value("verify_batch_tokens_count") > 0
     for given, asked, answer in told:
         assert tape.problem(given, answer) == "", asked
         (taken,) = [one for one in tape.taken if one.given == tuple(given)]

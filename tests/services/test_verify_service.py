@@ -1,4 +1,5 @@
-"""A verifier over loopback: what it says of itself, and caches of each request's own."""
+"""A verifier over loopback: what it says of itself, caches of each request's own, pages that run
+out."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from conductor import conducting, planned
 from faults.oracle import plain_greedy
 from workers import drafter, verifier
 
+from dspark.rounds.events import Why
 from dspark.rounds.plan import PlanKind
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import types_pb2, verify_pb2_grpc
 
+GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 
 
@@ -37,11 +40,33 @@ async def test_per_request_caches_give_the_same_tokens(
         assert said.attention_path == "stateful"
         assert said.attention_reason == "asked for by configuration"
         conductor.know(1, d)
-        asked = [
-            conductor.ask(PROMPT, SamplingParams(temperature=0.0), 40, drafter=1) for _ in range(2)
-        ]
+        asked = [conductor.ask(PROMPT, GREEDY, 40, drafter=1) for _ in range(2)]
         assert await conductor.tokens(*asked) == [expected, expected]
         assert sum(each.verified for answer in asked for each in answer.rounds) > 0
+
+
+class _Forgiving(list[Any]):
+    """Remembers no refusal."""
+
+    def append(self, refused: Any) -> None:
+        pass
+
+
+async def test_pages_run_out_and_the_youngest_begin_again(
+    golden_target: Path, golden_drafter: Path
+) -> None:
+    prompts = [PROMPT[number:] for number in range(5)]
+    async with (
+        verifier(golden_target, golden_drafter, kv_tokens=256) as v,
+        drafter(golden_drafter) as d,
+        conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor,
+    ):
+        conductor.know(1, d)
+        asked = [conductor.ask(prompt, GREEDY, 60, drafter=1) for prompt in prompts]
+        for answer in asked:  # whose prompt found no page comes again
+            answer.refused = _Forgiving()
+        assert await conductor.tokens(*asked) == plain_greedy(golden_target, prompts, 60)
+        assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
 
 
 async def test_what_it_says_of_itself_and_the_stored_cost_curve(
