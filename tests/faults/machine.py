@@ -13,8 +13,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from faults import oracle, pair
 from faults.plan import Action, Plan, once
@@ -57,6 +64,13 @@ def plain() -> list[list[int]]:
     return oracle.plain_greedy(pair.TARGET, PROMPTS, LONGEST)
 
 
+def walk(machine: type[CellMachine], walks: int, steps: int, **how: Any) -> None:
+    """So many walks of so many steps; raises what the machine finds."""
+    usual = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    told = settings(max_examples=walks, stateful_step_count=steps, **usual, **how)
+    run_state_machine_as_test(machine, settings=told)
+
+
 class CellMachine(RuleBasedStateMachine):
     """Requests, cancels, kills, hangs, restarts, lost messages, preemption and time, in any
     order."""
@@ -65,13 +79,12 @@ class CellMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        expected = plain()
+        self.expected = plain()
         self.simulation = Simulation()
         self.simulation.__enter__()
         self.cell = self.simulation.run(self._begin())
         self.simulation.enter(in_memory(self.cell))
         self.simulation.run(self.cell.start())
-        self.expected = expected
         self.asked: list[tuple[int, int, asyncio.Task[Stream]]] = []
         self.seen: Counter[int] = Counter()  # committed tokens by sequence
         self.down: set[str] = set()

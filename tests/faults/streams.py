@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from deploy.processes import ProcessCell
@@ -102,11 +103,11 @@ def wave(count: int, tokens: int, **options: Any) -> list[Stream]:
     ]
 
 
-def judged(streams: Sequence[Stream]) -> dict[str, Any]:
+def judged(streams: Sequence[Stream], target: Path = pair.TARGET) -> dict[str, Any]:
     """What a row says of its streams. right: ended in good order, with nothing said that should not
     be."""
     found = [
-        oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt)))
+        oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt)), target)
         for one in streams
     ]
     fine = [
@@ -128,13 +129,13 @@ def judged(streams: Sequence[Stream]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[list[Stream]]:
-    """These requests again and again beside the body; all have ended behind it. Gives all that were
-    asked."""
+    """These requests again and again beside the body, once at least; all have ended behind it.
+    Gives all that were asked."""
     asked: list[Stream] = []
     over = asyncio.Event()
 
     async def again(client: AsyncClient) -> None:
-        while not over.is_set():
+        while not asked or not over.is_set():
             mine = [Stream(one.prompt, one.options) for one in streams]
             asked.extend(mine)
             await asyncio.gather(*(one.run(client) for one in mine))

@@ -4,10 +4,8 @@ Rows tell many and walk for longer, and `make broken` shows that each promise ca
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from faults.machine import CellMachine
+from faults.machine import CellMachine, walk
 from faults.promises import PROMISES
 
 
@@ -17,12 +15,4 @@ def test_a_promise_is_kept(name: str) -> None:
 
 
 def test_a_short_walk_breaks_no_invariant() -> None:
-    how = settings(
-        max_examples=3,
-        stateful_step_count=20,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(CellMachine, settings=how)
+    walk(CellMachine, 3, 20, derandomize=True)

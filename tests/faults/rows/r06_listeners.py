@@ -15,14 +15,13 @@ from collections.abc import Iterator
 
 import grpc
 import httpx
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
 from faults.rows.program import Args, Rows, statement
-from faults.rows.r29_keys import ASK_S, asked
+from faults.rows.r29_keys import ASK_S, HEALTH, asked
 from faults.secured_cell import Listener, SecuredCell
 
 # Any other answer is one; so is silence. A listener may not know the method at all.
@@ -45,7 +44,8 @@ def rows(args: Args) -> Rows:
         tried, accepted = 0, []
         speaks: Counter[str] = Counter()
         for listener in listeners:
-            speech = "grpc" if _answers_grpc(listener, cell.authority.tls("operator")) else "http"
+            with _channel(listener, cell.authority.tls("operator")) as channel:
+                speech = "grpc" if _answers(channel) else "http"
             speaks[f"{listener.process} {speech}"] += 1
             note(f"{listener.process}: {listener.address}:{listener.port} {speech}")
             for who, tls, role in _strangers(cell):
@@ -115,17 +115,9 @@ def _channel(listener: Listener, tls: Tls | None) -> grpc.Channel:
     return sync_channel(f"127.0.0.1:{listener.port}", tls=tls)
 
 
-def _answers_grpc(listener: Listener, tls: Tls) -> bool:
-    with _channel(listener, tls) as channel:
-        return _answers(channel)
-
-
 def _answers(channel: grpc.Channel) -> bool:
-    try:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_S)
-    except grpc.RpcError as error:
-        return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it may know other methods
-    return True
+    """Whether it speaks gRPC to us, though it may know other methods."""
+    return asked(channel, HEALTH, ()) in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
 
 
 def _http(listener: Listener, tls: Tls | None, page: str) -> bool:

@@ -28,21 +28,21 @@ def ask(cell: SimulatedCell, answers: list[Stream], policy: str) -> list[asyncio
     return asking(cell, random.Random(12), STREAMS, into=answers, **options)
 
 
-def said(answers: list[Stream]) -> int:
-    return sum(len(answer.ids) for answer in answers)
+async def rate(cell: SimulatedCell, answers: list[Stream]) -> float:
+    """Tokens a second, for as long as drafters are dead."""
+    before = sum(len(answer.ids) for answer in answers)
+    await cell.after(DEAD_S)
+    return (sum(len(answer.ids) for answer in answers) - before) / DEAD_S
 
 
 async def plain(cell: SimulatedCell) -> float:
-    """Tokens a second."""
     answers = [Stream() for _ in range(STREAMS)]
     tasks = ask(cell, answers, "off")
     await cell.after(0.5)
-    before = said(answers)
-    await cell.after(DEAD_S)
-    rate = (said(answers) - before) / DEAD_S
+    found = await rate(cell, answers)
     for task in tasks:
         task.cancel()
-    return rate
+    return found
 
 
 async def story(cell: SimulatedCell) -> dict[str, Any]:
@@ -52,25 +52,17 @@ async def story(cell: SimulatedCell) -> dict[str, Any]:
     cell.kill("draft/0")
     cell.kill("draft/1")
     await cell.after(0.1)
-    before = said(answers)
-    await cell.after(DEAD_S)
-    rate = (said(answers) - before) / DEAD_S
-    prefills, drafts, at = (
-        cell.metric("prefills_total"),
-        cell.metric("spec_decode_num_drafts_total"),
-        cell.now,
-    )
+    dead = await rate(cell, answers)
+    prefills, at = cell.metric("prefills_total"), cell.now
+    drafts = cell.metric("spec_decode_num_drafts_total")
     await asyncio.gather(cell.restart("draft/0"), cell.restart("draft/1"))
-    back: float | None = None
-    while not all(task.done() for task in tasks) and back is None:
-        await cell.after(0.01)
-        if cell.metric("spec_decode_num_drafts_total") > drafts:
-            back = cell.now - at
+    await cell.until(lambda: cell.metric("spec_decode_num_drafts_total") > drafts)
+    back = cell.now - at
     await asyncio.gather(*tasks)
     return {
         "problems": judged(cell, answers)[:3],
-        "rate": rate,
-        "back_s": None if back is None else round(back, 2),
+        "rate": dead,
+        "back_s": round(back, 2),
         "prefills_again": cell.metric("prefills_total") - prefills,
     }
 
@@ -83,11 +75,10 @@ def rows(args: Args) -> Rows:
         value["problems"] += PROMISES["drafters gone"](seed)
         note(f"seed {seed}")
     value["engine"] = "pair"
-    back = value["back_s"]
     bars = {
         "the target's ids or the recorded choices'": not value["problems"],
         f">= {SHARE:.0%} of plain speed, no prefill again": value["share_of_plain"] >= SHARE
         and not value["prefills_again"],
-        f"drafts again <= {BACK_S:g} s": back is not None and back <= BACK_S,
+        f"drafts again <= {BACK_S:g} s": value["back_s"] <= BACK_S,
     }
     yield statement("12", "without drafters it is plain decoding", value, bars)

@@ -12,11 +12,10 @@ import time
 import traceback
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase, seed
 
 from benchmarks.row import note
-from faults.machine import CellMachine
+from faults.machine import CellMachine, walk
 from faults.rows.program import Args, Rows, statement
 
 EACH = 40
@@ -27,21 +26,10 @@ def rows(args: Args) -> Rows:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     wanted = 100_000 if args.long else 1_000
     began, problem, number = time.monotonic(), "", 0
-    how = settings(
-        max_examples=10,
-        stateful_step_count=EACH,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
+    how = {"derandomize": False, "phases": [Phase.generate, Phase.shrink], "print_blob": False}
     while CellMachine.steps < wanted and not problem:
         try:
-            run_state_machine_as_test(
-                seed(number)(type("Machine", (CellMachine,), {})), settings=how
-            )
+            walk(seed(number)(type("Machine", (CellMachine,), {})), 10, EACH, **how)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = (

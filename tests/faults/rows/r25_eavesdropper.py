@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,7 @@ import numpy as np
 from benchmarks.row import note
 from dspark.client import AsyncClient
 from dspark.loadgen.prompts import built_in
-from dspark.runtime.tls import Tls
 from faults.eavesdropper import Trace, features, guess, listen
-from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 from faults.secured_cell import SecuredCell
 from faults.tcp_proxy import TcpProxy
@@ -54,33 +53,41 @@ def rows(args: Args) -> Rows:
     yield statement("25", name, value, bars)
 
 
+@dataclass(frozen=True)
+class Heard:
+    """An answer: of which question, its packets, its tokens, and its times in seconds."""
+
+    label: int
+    trace: Trace
+    tokens: int
+    first_s: float
+    lasted_s: float
+
+
 def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
     with SecuredCell(coordinator=pace) as cell:
-        found = asyncio.run(_listen(cell, prompts))
-    rows = np.array([features(trace) for _, trace, _ in found["answers"]])
-    labels = np.array([label for label, _, _ in found["answers"]])
+        heard = asyncio.run(_listen(cell, prompts))
+    rows = np.array([features(each.trace) for each in heard])
+    labels = np.array([each.label for each in heard])
     share = len(rows) // 3
     accuracy = guess(rows[share:], labels[share:], rows[:share], labels[:share])
     note(f"{'paced' if pace else 'plain'}: {accuracy:.1%}")
-    tokens = sum(count for *_, count in found["answers"])
-    sent = sum(size for _, trace, _ in found["answers"] for _, size in trace)
+    sent = sum(size for each in heard for _, size in each.trace)
     return {
         "accuracy": round(accuracy, 4),
         "guesses": share,
-        "bytes_per_token": round(sent / tokens),
-        "answer_s": round(float(np.median(found["lasted"])), 3),
-        "first_token_ms": round(1e3 * float(np.median(found["first"])), 1),
+        "bytes_per_token": round(sent / sum(each.tokens for each in heard)),
+        "answer_s": round(float(np.median([each.lasted_s for each in heard])), 3),
+        "first_token_ms": round(1e3 * float(np.median([each.first_s for each in heard])), 1),
     }
 
 
-async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
+async def _listen(cell: SecuredCell, prompts: list[Any]) -> list[Heard]:
     asked = [label for label in range(len(prompts)) for _ in range(TRACES)]
     random.Random(25).shuffle(asked)
-    answers: list[tuple[int, Trace, int]] = []
-    lasted: list[float] = []
-    firsts: list[float] = []
+    heard: list[Heard] = []
 
-    async def ask(client: AsyncClient, wire: TcpProxy, label: int) -> None:
+    async def ask(client: AsyncClient, wire: TcpProxy, label: int) -> Heard:
         trace, began, first, count = listen(wire), time.perf_counter(), 0.0, 0
         async with client.generate(
             prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60
@@ -89,20 +96,16 @@ async def _listen(cell: FaultCell, prompts: list[Any]) -> dict[str, Any]:
                 ids = getattr(event, "token_ids", ())
                 count += len(ids)
                 first = first or (time.perf_counter() - began if ids else 0.0)
-        answers.append((label, trace, max(count, 1)))
-        lasted.append(time.perf_counter() - began)
-        firsts.append(first)
+        return Heard(label, trace, max(count, 1), first, time.perf_counter() - began)
 
-    async def one(cell: FaultCell) -> None:
+    async def one() -> None:
         wire = TcpProxy("wire", cell.endpoint, "127.0.0.1")  # as its certificate says
-        mine: Tls = cell.authority.tls("client-acme")  # type: ignore[attr-defined]
-        token = cell.tenants["acme"]  # type: ignore[attr-defined]
-        async with AsyncClient(wire.endpoint, token=token, tls=mine) as client:
+        mine = {"token": cell.tenants["acme"], "tls": cell.authority.tls("client-acme")}
+        async with AsyncClient(wire.endpoint, **mine) as client:
             await ask(client, wire, 0)  # the connection, and what its headers learn
-            answers.pop()
             while asked:
-                await ask(client, wire, asked.pop())
+                heard.append(await ask(client, wire, asked.pop()))
         wire.close()
 
-    await asyncio.gather(*(one(cell) for _ in range(AT_ONCE)))
-    return {"answers": answers, "lasted": lasted, "first": firsts}
+    await asyncio.gather(*(one() for _ in range(AT_ONCE)))
+    return heard

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from scipy.stats import theilslopes
 
 from benchmarks.row import note
-from dspark.client import AsyncClient, DsparkError
-from faults import oracle, pair
+from dspark.client import AsyncClient
+from faults import pair
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
-from faults.streams import ALL_PARAMS
+from faults.streams import ALL_PARAMS, Stream, judged
 
 MINUTES = 30.0
 EACH_S = 15.0
 KILL_EACH_S = 300.0
 STREAMS = 3  # at one time: about 70 % of what two processors give this pair
-CANCELLED = 0.05
+CANCELLED, LONGEST_S = 0.05, 0.3  # share of the streams, and until their clients leave
 GROWTH_MB_PER_MIN = 0.5
 STUCK_S = 120.0
 KILLED = ("verify/0", "draft/0", "verify/1")
@@ -47,23 +47,18 @@ class Soak:
 
 async def one(client: AsyncClient, draw: random.Random, soak: Soak) -> None:
     prompt, params = pair.prompt(draw.randrange(32), draw.randint(4, 40)), draw.choice(ALL_PARAMS)
-    options = {"max_tokens": 64, "ignore_eos": True, "timeout": STUCK_S, **params}
-    leaves = draw.randrange(1, 60) if draw.random() < CANCELLED else None
-    ids: list[int] = []
+    stream = Stream(prompt, {"max_tokens": 64, "timeout": STUCK_S, **params})
+    leaves_s = draw.uniform(0.0, LONGEST_S) if draw.random() < CANCELLED else None
     try:
-        async with client.generate(prompt, **options) as stream:
-            async for event in stream:
-                ids += event.token_ids
-                if leaves is not None and len(ids) >= leaves:
-                    soak.cancelled += 1
-                    return
-    except DsparkError as error:
-        soak.failed.append(f"{type(error).__name__}: {error}")
+        async with asyncio.timeout(leaves_s):
+            await stream.run(client)
+    except TimeoutError:
+        soak.cancelled += 1
         return
-    soak.ended += 1
-    soak.wrong += filter(
-        None, [oracle.examine(prompt, ids, oracle.params_of(params, len(prompt))).wrong]
-    )
+    told = judged([stream])
+    soak.ended += stream.error is None
+    soak.failed += told["errors"]
+    soak.wrong += told["wrong"]
 
 
 async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:

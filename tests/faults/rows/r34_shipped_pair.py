@@ -9,51 +9,31 @@ led by less than a near-tie is counted.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from pathlib import Path
 
 from benchmarks.pair import DOMAINS, shipped_pair
 from benchmarks.row import note
 from dspark.client import AsyncClient
-from dspark.types import SamplingParams
-from faults import oracle
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
+from faults.streams import Stream, judged
 
-POLICIES = ("off", "fixed:3", "")  # the last is the default
+POLICIES = {"off": "off", "fixed:3": "fixed:3", "default": ""}
 AT_A_TIME, TOKENS, EACH, LONG_EACH = 8, 48, 4, 30
+FP32 = {"dtype": "float32"}
 
-Answers = list[tuple[int, ...]]
 
-
-async def ask(endpoint: str, prompts: list[list[int]], policy: str) -> tuple[Answers, float]:
-    """Answers, and tokens a round."""
+async def ask(endpoint: str, prompts: list[list[int]], policy: str) -> list[Stream]:
+    asked = {"max_tokens": TOKENS, "temperature": 0.0, "policy": policy}
+    streams = [Stream(prompt, asked) for prompt in prompts]
     room = asyncio.Semaphore(AT_A_TIME)
-
     async with AsyncClient(endpoint) as client:
 
-        async def one(prompt: list[int]) -> tuple[tuple[int, ...], int, int]:
+        async def one(stream: Stream) -> None:
             async with room:
-                said = await client.complete(
-                    prompt, max_tokens=TOKENS, temperature=0.0, policy=policy, timeout=900
-                )
-            told = said.end.speculation
-            return tuple(said.token_ids), told.rounds, told.accepted_tokens
+                await stream.run(client)
 
-        answers = await asyncio.gather(*map(one, prompts))
-    rounds, accepted = sum(each[1] for each in answers), sum(each[2] for each in answers)
-    return [each[0] for each in answers], 1.0 + accepted / max(rounds, 1)
-
-
-def judge(prompts: list[list[int]], answers: Answers, target: Path) -> tuple[list[str], int]:
-    """(what is wrong, near-ties)."""
-    found = [
-        oracle.examine(
-            prompt, answer, SamplingParams(temperature=0.0, prompt_len=len(prompt)), target
-        )
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    return [each.wrong for each in found if each.wrong], sum(each.near_ties for each in found)
+        await asyncio.gather(*map(one, streams))
+    return streams
 
 
 def rows(args: Args) -> Rows:
@@ -61,34 +41,29 @@ def rows(args: Args) -> Rows:
     prompts = [
         pair.token_ids(prompt) for domain in DOMAINS for prompt in pair.prompts(domain, each)
     ]
-    value: dict[str, object] = {"prompts": len(prompts), "tokens": TOKENS, "at_a_time": AT_A_TIME}
-    served: dict[str, Answers] = {}
-    speed: dict[str, float] = {}
-    with FaultCell(
-        pair.target, pair.drafter, verify={"dtype": "float32"}, draft={"dtype": "float32"}
-    ) as cell:
-        for policy in POLICIES:
-            name = policy or "default"
-            served[name], speed[name] = asyncio.run(ask(cell.endpoint, prompts, policy))
-            note(f"{name}: {len(prompts)} answers, {speed[name]:.2f} tokens a round")
-    wrong, near = judge(prompts, served["off"], pair.target)
-    other: Counter[str] = Counter()
-    for name in served.keys() - {"off"}:
-        changed = [row for row, answer in enumerate(served[name]) if answer != served["off"][row]]
-        other[name] = len(changed)  # each has to be the target's own all the same
-        found, more = judge(
-            [prompts[row] for row in changed], [served[name][row] for row in changed], pair.target
-        )
-        wrong, near = [*wrong, *(f"{name}: {why}" for why in found)], near + more
-    value |= {
-        "wrong": wrong[:5],
-        "wrong_in_all": len(wrong),
-        "near_ties": near,
-        "other_than_plain": dict(other),
+    said: dict[str, list[list[int]]] = {}
+    found = {}
+    with FaultCell(pair.target, pair.drafter, verify=FP32, draft=FP32) as cell:
+        for name, policy in POLICIES.items():
+            streams = asyncio.run(ask(cell.endpoint, prompts, policy))
+            said[name] = [one.ids for one in streams]
+            found[name] = judged(streams, pair.target)
+            note(f"{name}: {found[name]}")
+    value = {
+        "prompts": len(prompts),
+        "tokens": TOKENS,
+        "at_a_time": AT_A_TIME,
+        "wrong": [f"{name}: {why}" for name, told in found.items() for why in told["wrong"]],
+        "near_ties": sum(told["near_ties"] for told in found.values()),
+        "other_than_plain": {
+            name: sum(map(list.__ne__, ids, said["off"])) for name, ids in said.items()
+        },
+        "tokens_a_round": {name: told["tokens_a_round"] for name, told in found.items()},
     }
-    value |= {"tokens_a_round": {name: round(rate, 3) for name, rate in speed.items()}}
     bars = {
-        "all ids transformers', near-ties counted": not wrong and all(map(len, served["off"])),
-        "drafts are kept": speed["fixed:3"] > 1.0,
+        "all ids transformers', near-ties counted": all(
+            told["right"] == len(prompts) for told in found.values()
+        ),
+        "drafts are kept": value["tokens_a_round"]["fixed:3"] > 1.0,
     }
     yield statement("34", "the shipped pair at temperature 0", value, bars)

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from tokenizers import Tokenizer
 
 from benchmarks.row import note
-from dspark.client import AsyncClient, Completion
-from faults.pair import COUPLED, GREEDY, prompt
+from faults.pair import COUPLED, GREEDY, TARGET, prompt
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
+from faults.streams import Stream, asking
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100
@@ -40,46 +41,31 @@ SCHEMA = {
 ASKED: dict[str, Any] = {
     "max_tokens": 400,
     "constraint": {"json_schema": SCHEMA},
-    "timeout": 300.0,
+    "ignore_eos": False,
     "resume_s": 60.0,
 }
 
 
-async def ask(client: AsyncClient, number: int) -> Completion:
-    """One of the answers, the same whenever it is asked for."""
-    params = {**GREEDY} if number % 2 else {**COUPLED, "seed": number}
-    events = [event async for event in client.generate(prompt(number), **ASKED, **params)]
-    return Completion.of(events)
-
-
-async def wave(cell: FaultCell) -> list[Completion]:
-    async with AsyncClient(cell.endpoint) as client:
-        return list(await asyncio.gather(*(ask(client, number) for number in range(STREAMS))))
-
-
-async def storm(cell: FaultCell, kills: int) -> list[list[Completion]]:
-    """Waves, one after the other, until there were enough kills."""
-    draw, made = random.Random(35), list[list[Completion]]()
-    left = kills
-    while left > 0:
-        running = asyncio.create_task(wave(cell))
-        while left > 0 and not running.done():
+async def storm(cell: FaultCell, kills: int) -> list[Stream]:
+    """Waves of the same requests, one after the other, until there were enough kills."""
+    draw = random.Random(35)
+    laws = [GREEDY if number % 2 else {**COUPLED, "seed": number} for number in range(STREAMS)]
+    wave = [Stream(prompt(number), {**ASKED, **law}) for number, law in enumerate(laws)]
+    async with asking(cell, wave) as streams:
+        for number in range(kills):
             await asyncio.sleep(draw.uniform(0.1, 1.0))
             victim = draw.choice(sorted(cell.children))
             await asyncio.to_thread(cell.kill, victim)
             await asyncio.to_thread(cell.restart, victim)
-            left -= 1
-            note(f"{victim}, {left} kills to go")
-        made.append(await running)
-    return made
+            note(f"{number + 1} kills: {victim}")
+    return streams
 
 
-def fits(answer: Completion) -> bool:
+def fits(answer: Stream, tokenizer: Tokenizer) -> bool:
     """What ended by itself is of the schema."""
-    (choice,) = answer.choices
     try:
-        if choice.finish_reason == "stop":
-            jsonschema.validate(json.loads(choice.text), SCHEMA)
+        if answer.finish == "stop":
+            jsonschema.validate(json.loads(tokenizer.decode(answer.ids)), SCHEMA)
     except (ValueError, jsonschema.ValidationError):
         return False
     return True
@@ -90,18 +76,15 @@ def rows(args: Args) -> Rows:
     with tempfile.TemporaryDirectory(prefix="dspark-forms-") as folder:
         settings = {"journal": str(Path(folder) / "journal"), "warm_up_s": 0}
         with FaultCell(verifiers=2, drafters=2, coordinator=settings) as cell:
-            calm = asyncio.run(wave(cell))
-            hurt = asyncio.run(storm(cell, kills))
+            calm = asyncio.run(storm(cell, 0))
+            answers = asyncio.run(storm(cell, kills))
             settled = cell.settled(30.0)
-    answers = [answer for each in hurt for answer in each]
-    ids = [answer.choices[0].token_ids for answer in calm]
-    same = sum(
-        answer.choices[0].token_ids == ids[number % STREAMS]
-        for number, answer in enumerate(answers)
-    )
-    valid = sum(map(fits, [*calm, *answers]))
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    same = sum(one.ids == calm[number % STREAMS].ids for number, one in enumerate(answers))
+    valid = sum(fits(one, tokenizer) for one in (*calm, *answers))
     value = {"kills": kills, "answers": len(answers), "same_ids": same, "all_freed": settled}
-    value |= {"valid": valid, "of": len(calm) + len(answers), "tokens": sum(map(len, ids))}
+    value |= {"valid": valid, "of": len(calm) + len(answers)}
+    value["tokens"] = sum(len(one.ids) for one in calm)
     bars = {
         "every answer has the ids of a calm run": same == len(answers),
         "and fits its schema": valid == value["of"],
