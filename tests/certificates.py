@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,18 @@ class Authority:
         certificate only."""
         mine = (self.path(f"{name}.crt"), self.path(f"{name}.key")) if name else (None, None)
         return Tls(*mine, self.path("ca.crt"))
+
+    def context(self, name: str | None = None) -> ssl.SSLContext:
+        """The same for HTTPS."""
+        made = ssl.create_default_context(cafile=self.path("ca.crt"))
+        if name is not None:
+            made.load_cert_chain(self.path(f"{name}.crt"), self.path(f"{name}.key"))
+        return made
+
+    def shown(self, endpoint: str) -> str:
+        """The certificate that a server shows to a new connection, which need not show one."""
+        host, _, port = endpoint.rpartition(":")
+        return ssl.get_server_certificate((host, int(port)), ca_certs=self.path("ca.crt"))
 
     def path(self, file: str) -> str:
         return str(self.folder / file)

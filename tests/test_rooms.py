@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -104,25 +105,25 @@ def _graph(files: dict[str, Path]) -> dict[str, set[str]]:
 
 
 def _circle(graph: dict[str, set[str]]) -> set[str]:
-    """What is left when modules that import nothing of what is left are taken away, then those
-    nobody imports."""
-    left = dict(graph)
-    while gone := {module for module in left if not left[module] & left.keys()}:
-        left = {module: names for module, names in left.items() if module not in gone}
-    while left.keys() - set().union(*left.values()):
-        left = {
-            module: names for module, names in left.items() if module in set().union(*left.values())
-        }
-    return set(left)
+    """Modules that import each other in a circle, if any do."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return set(error.args[1])
+    return set()
 
 
-def test_no_module_imports_itself_on_any_way() -> None:
-    files = {
+def _modules() -> dict[str, Path]:
+    """Every file of every room, by the name of its module."""
+    return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for room in sorted(ROOMS | {"dspark"})
         for path in _sources(room)
     }
-    assert not _circle(_graph(files))
+
+
+def test_no_module_imports_itself_on_any_way() -> None:
+    assert not _circle(_graph(_modules()))
 
 
 def test_a_circle_would_be_seen(tmp_path: Path) -> None:
@@ -139,17 +140,16 @@ def test_a_circle_would_be_seen(tmp_path: Path) -> None:
 
 def test_dangerous_calls_are_absent() -> None:
     wrong = []
-    for room in sorted(ROOMS | {"dspark"}):
-        for path in _sources(room):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call):
-                    name = ast.unparse(node.func)
-                    remote = any(
-                        k.arg == "trust_remote_code" and ast.unparse(k.value) != "False"
-                        for k in node.keywords
-                    )
-                    if name in DANGEROUS or remote:
-                        wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    for path in _modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                remote = any(
+                    k.arg == "trust_remote_code" and ast.unparse(k.value) != "False"
+                    for k in node.keywords
+                )
+                if name in DANGEROUS or remote:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -211,17 +211,10 @@ def test_the_map_of_the_coordinator_names_every_file() -> None:
 def test_packages_of_the_coordinator_import_only_from_those_below() -> None:
     packages = list(_packages())
     wrong = []
-    for name in [*packages, *BELOW_ALL]:
-        above = (
-            {*packages, "process"}
-            if name in BELOW_ALL
-            else {*packages[: packages.index(name)], "process"}
-        )
-        for path in (
-            [ROOT / f"coordinator/{name}.py"]
-            if name in BELOW_ALL
-            else _sources(f"coordinator/{name}")
-        ):
+    for place, name in enumerate([*packages, *BELOW_ALL]):
+        above = {*packages[:place], "process"}
+        file = ROOT / f"coordinator/{name}.py"
+        for path in [file] if name in BELOW_ALL else _sources(f"coordinator/{name}"):
             for module, _ in _imports(path):
                 _, _, inside = module.partition("coordinator.")
                 if (
@@ -246,10 +239,7 @@ def _classes(files: dict[str, Path]) -> dict[str, set[str]]:
 def test_no_two_classes_share_a_name() -> None:
     """The wire's generated twins apart."""
     files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for room in sorted(ROOMS | {"dspark"})
-        for path in _sources(room)
-        if "dspark/wire/v1/" not in path.as_posix()
+        name: path for name, path in _modules().items() if not name.startswith("dspark.wire.v1.")
     }
     shared = {
         name: sorted(modules) for name, modules in _classes(files).items() if len(modules) > 1

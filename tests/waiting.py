@@ -10,12 +10,14 @@ from typing import Any
 PATIENCE_S = 60.0
 
 
-async def until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
-    """On the event loop that others work on too."""
+async def until(
+    holds: Callable[[], Any], within_s: float = PATIENCE_S, each_s: float = 0.01
+) -> None:
+    """On the event loop that others work on too, in whose time it is."""
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, f"not so within {within_s:g} s"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(each_s)
 
 
 def wait_until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from dspark.client import Client
-from dspark.runtime.identity import write_token
 from faults.processes import FaultCell
 from tests.certificates import Authority
-from tests.keys import key_files
+from tests.keys import key_files, token_files
 
 TENANTS = ("acme", "globex")
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
@@ -42,8 +41,8 @@ class SecuredCell(FaultCell):
         self.stranger = Authority(self.folder / "stranger")
         self.authority = Authority(self.folder / "authority", TENANTS)
         self.tenants = {name: f"token-of-the-tenant-{name}" for name in TENANTS}
-        self._operator, _ = (write_token(self.folder / name) for name in ("operator", "metrics"))
-        own = {f"{name}_token_file": str(self.folder / name) for name in ("operator", "metrics")}
+        tokens, own = token_files(self.folder, "operator", "metrics")
+        self._operator = tokens["operator"]
         self._keys = key_files(self.folder, self.tenants)
         for role, keys in self._keys.items():
             keys.update(own, **self.authority.settings())

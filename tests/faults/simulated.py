@@ -38,6 +38,7 @@ from faults.plan import Plan
 from faults.simulation import Simulation
 from faults.streams import Stream
 from faults.tape import Tape
+from tests.waiting import until
 from verify_service import drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
@@ -208,11 +209,7 @@ class SimulatedCell:
         self, condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.001
     ) -> None:
         """Looks every so often; raises when it does not come true in simulated time."""
-        ends = self.now + within_s
-        while not condition():
-            if self.now > ends:
-                raise AssertionError(f"not so within {within_s:g} simulated seconds")
-            await asyncio.sleep(each_s)
+        await until(condition, within_s, each_s)
 
     def held(self, name: str) -> int:
         """Sequences that a worker holds."""

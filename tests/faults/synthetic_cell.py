@@ -8,6 +8,7 @@ measured is admission, streams and their bounds, not a model.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,22 +67,26 @@ class Told:
 
     began: float
     code: grpc.StatusCode = grpc.StatusCode.OK
-    first: float | None = None
-    ended: float = 0.0
-    tokens: int = 0
-    gaps: list[float] = field(default_factory=list)  # seconds between chunks
     details: str = ""
+    times: list[float] = field(default_factory=list)  # of chunks
+    tokens: int = 0
+    ended: float = 0.0
 
     @property
     def first_s(self) -> float:
-        return (self.first if self.first is not None else self.ended) - self.began
+        return (self.times or [self.ended])[0] - self.began
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.times)]
 
     @property
     def took_s(self) -> float:
         return self.ended - self.began
 
 
-def message(tokens: int, *, seed: int = 0, policy: str = "") -> generate_pb2.GenerateRequest:
+def message(tokens: int, *, seed: int = 0) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(
         tokenized=generate_pb2.TokenizedInput(
             input_ids=[(seed * 31 + at) % 1000 + 1 for at in range(PROMPT)]
@@ -89,25 +94,18 @@ def message(tokens: int, *, seed: int = 0, policy: str = "") -> generate_pb2.Gen
         sampling_params=generate_pb2.SamplingParams(
             max_tokens=tokens, ignore_eos=True, temperature=0.0
         ),
-        speculation=generate_pb2.SpeculationParams(policy=policy),
     )
 
 
 async def ask(channel: grpc.aio.Channel, request: generate_pb2.GenerateRequest) -> Told:
     """One request to its end, whatever that is."""
     told = Told(time.monotonic())
-    last = None
+    stub = generate_pb2_grpc.GenerationStub(channel)
     try:
-        async for response in generate_pb2_grpc.GenerationStub(channel).Generate(
-            request, timeout=600.0
-        ):
-            now = time.monotonic()
+        async for response in stub.Generate(request, timeout=600.0):
             if response.HasField("chunk"):
-                told.first = now if told.first is None else told.first
+                told.times.append(time.monotonic())
                 told.tokens += len(response.chunk.token_ids)
-                if last is not None:
-                    told.gaps.append(now - last)
-                last = now
     except grpc.aio.AioRpcError as error:
         told.code, told.details = error.code(), error.details() or ""
     told.ended = time.monotonic()
@@ -116,16 +114,15 @@ async def ask(channel: grpc.aio.Channel, request: generate_pb2.GenerateRequest) 
 
 async def closed_loop(
     channel: grpc.aio.Channel, streams: int, seconds: float, tokens: int
-) -> tuple[float, list[Told]]:
+) -> float:
     """Answers a second with so many clients that ask again as soon as they have an answer."""
-    ends = time.monotonic() + seconds
-    done: list[Told] = []
+    ends, answered = time.monotonic() + seconds, 0
 
     async def one(number: int) -> None:
+        nonlocal answered
         while time.monotonic() < ends:
             told = await ask(channel, message(tokens, seed=number))
-            if time.monotonic() <= ends:
-                done.append(told)
+            answered += told.code is grpc.StatusCode.OK and told.ended <= ends
 
     await asyncio.gather(*(one(number) for number in range(streams)))
-    return sum(told.code is grpc.StatusCode.OK for told in done) / seconds, done
+    return answered / seconds

@@ -196,6 +196,16 @@ def test_a_line_that_is_not_utf_8_costs_that_turn_alone(cell: HttpCell) -> None:
     assert (code, "system: is not UTF-8" in told) == (1, True)
 
 
+def _chat_here(monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> None:
+    """In this process, whose own way with Ctrl-C stays."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["chat", *words]) == 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 @pytest.mark.parametrize("place", ["before the answer", "behind the answer"])
 def test_ctrl_c_where_nothing_listens_breaks_nothing_in_the_middle(
     cell: HttpCell, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -214,12 +224,7 @@ def test_ctrl_c_where_nothing_listens_breaks_nothing_in_the_middle(
 
     monkeypatch.setattr(chat, "fitted", fit)
     monkeypatch.setattr(chat, "_tell", told)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n{SECOND}\n"))
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        assert main(["chat", *_words(cell, "--max-tokens", "12")]) == 0
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    _chat_here(monkeypatch, f"{FIRST}\n{SECOND}\n", *_words(cell, "--max-tokens", "12"))
     said = capsys.readouterr().err
     assert (said.count("[12 tokens (the most), "), said.count("[interrupted after 0 tokens]")) == (
         (0, 1) if place == "before the answer" else (1, 0)
@@ -239,12 +244,7 @@ def test_ctrl_c_raises_nothing_in_the_middle_of_a_call(
         return read_event(message)
 
     monkeypatch.setattr("dspark.client.synchronous.read_event", read)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{FIRST}\n"))
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        assert main(["chat", *_words(cell, "--max-tokens", "3500")]) == 0
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    _chat_here(monkeypatch, f"{FIRST}\n", *_words(cell, "--max-tokens", "3500"))
     assert went_on
     assert "[interrupted after " in capsys.readouterr().err
 

@@ -35,6 +35,7 @@ from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
+from tests.keys import token_files
 from tests.services.cell import Cell, health
 from tests.waiting import until
 
@@ -353,9 +354,8 @@ async def test_a_coordinator_that_drains_is_known_in_front(pair: str) -> None:
 
 
 async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
-    secret = tmp_path / "token"
-    secret.write_text("0123456789abcdef0123", encoding="ascii")
-    async with Cell(pair=pair, shared={"token_file": str(secret)}) as cell:
+    _, files = token_files(tmp_path, "worker")
+    async with Cell(pair=pair, shared=files) as cell:
         await cell.whole()
         stranger = cell.client(await cell.frontend(token_file=None, attach_wait_s=0.5))
         with pytest.raises(Unavailable, match="unauthenticated"):

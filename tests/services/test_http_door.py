@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -22,9 +21,8 @@ from coordinator.reception import input_processor
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
 from dspark.errors import ConfigError
-from dspark.runtime.identity import write_token
 from tests.certificates import Authority
-from tests.keys import key_files
+from tests.keys import key_files, token_files
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.waiting import wait_until
 
@@ -445,25 +443,19 @@ def test_a_silent_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_under_tls_certificates_are_asked_for_and_renewed_while_serving(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    write_token(tmp_path / "worker")
-    settings = {**authority.settings(), "token_file": str(tmp_path / "worker")}
-    with HttpCell(workers=False, **settings) as cell:
+    _, files = token_files(tmp_path, "worker")
+    with HttpCell(workers=False, **authority.settings(), **files) as cell:
         assert cell.url.startswith("https://")
-        ca = ssl.create_default_context(cafile=authority.path("ca.crt"))
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{cell.url}/health", verify=ca)
-        ca.load_cert_chain(authority.path("node.crt"), authority.path("node.key"))
-        assert httpx.get(f"{cell.url}/health", verify=ca).status_code == 503
-        host, _, port = cell.url.removeprefix("https://").rpartition(":")
-
-        def shown() -> str:
-            return ssl.get_server_certificate((host, int(port)), ca_certs=authority.path("ca.crt"))
-
-        before = shown()
+            httpx.get(f"{cell.url}/health", verify=authority.context())
+        node = authority.context("node")
+        assert httpx.get(f"{cell.url}/health", verify=node).status_code == 503
+        endpoint = cell.url.removeprefix("https://")
+        before = authority.shown(endpoint)
         authority.spoil("node.crt")
-        assert shown() == before
+        assert authority.shown(endpoint) == before
         authority.renew()
-        assert shown() != before
+        assert authority.shown(endpoint) != before
 
 
 def test_a_certificate_says_who_calls_over_http_too(tmp_path: Path) -> None:
@@ -475,18 +467,17 @@ def test_a_certificate_says_who_calls_over_http_too(tmp_path: Path) -> None:
             ("monitor", 403, 200),
             ("node", 403, 403),
         ):
-            shown = ssl.create_default_context(cafile=authority.path("ca.crt"))
-            shown.load_cert_chain(authority.path(f"{name}.crt"), authority.path(f"{name}.key"))
+            shows = authority.context(name)
             for path, status in (("/v1/models", models), ("/metrics", metrics)):
-                assert httpx.get(cell.url + path, verify=shown).status_code == status, (name, path)
+                assert httpx.get(cell.url + path, verify=shows).status_code == status, (name, path)
 
 
 def test_a_key_is_the_clients_token(tmp_path: Path) -> None:
-    worker = write_token(tmp_path / "worker")
-    client = write_token(tmp_path / "client")
-    files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "client")}
+    tokens, files = token_files(tmp_path, "worker", "client")
+    client = tokens["client"]
     with HttpCell(workers=False, **files) as cell:
-        keys = ((None, 401), ("wrong", 401), (client, 503), (worker, 503))  # an operator's last
+        # an operator's last
+        keys = ((None, 401), ("wrong", 401), (client, 503), (tokens["worker"], 503))
         for key, status in keys:
             for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": str(key)}):
                 answer = post(cell, completion(), headers=headers if key else {})

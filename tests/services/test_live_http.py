@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from dspark.client import Client
-from dspark.runtime.identity import write_token
+from tests.keys import token_files
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.waiting import wait_until
 
@@ -256,9 +256,7 @@ def test_other_sites_pages_get_nowhere(http: httpx.Client) -> None:
 
 def test_answers_are_for_clients_pools_for_monitors_and_load_for_operators(tmp_path: Path) -> None:
     names = ("client", "metrics", "operator")
-    keys = {name: write_token(tmp_path / name) for name in (*names, "worker")}
-    files = {f"{name}_token_file": str(tmp_path / name) for name in names}
-    files["token_file"] = str(tmp_path / "worker")
+    keys, files = token_files(tmp_path, *names, "worker")
     asked: list[tuple[str, dict[str, Any] | None, set[str]]] = [
         ("/", None, {"", *names}),
         ("/live/page/main.js", None, {"", *names}),

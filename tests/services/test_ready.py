@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -16,7 +16,6 @@ from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
-from coordinator.workers.worker import Address, WorkerRole
 from deploy.head import free_ports
 from dspark.cli.main import main
 from dspark.runtime.server import GrpcServer
@@ -25,6 +24,19 @@ from tests.services.cell import Cell
 from tests.waiting import until
 
 LONG_S = 200.0  # nobody waits so long
+
+
+def before_warming(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[VerifierClient], Awaitable[None]]
+) -> None:
+    """Before the first requests of a verifier."""
+    real = membership.warm
+
+    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
+        await happens(verifier)
+        await real(verifier, drafter, **options)
+
+    monkeypatch.setattr(membership, "warm", warm)
 
 
 async def test_a_request_of_every_kind_has_run_before_anybody_asks(
@@ -100,14 +112,13 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(cell: Cell) -
 async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_do_not(
     cell: Cell, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
-    real, fails = membership.warm, True
+    fails = True
 
-    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
+    async def failing(verifier: VerifierClient) -> None:
         if fails:
             raise error
-        await real(verifier, drafter, **options)
 
-    monkeypatch.setattr(membership, "warm", warm)
+    before_warming(monkeypatch, failing)
     await cell.verifier(drafter=None)
     coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=0)
     (worker,) = coordinator.cell.membership.workers
@@ -154,15 +165,12 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
 async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = membership.warm
-
-    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
+    async def lost(verifier: VerifierClient) -> None:
         if verifier.facts.name == "verify/1":
             verifier.close("it went away")
             raise Unwarmed("it went away")
-        await real(verifier, drafter, **options)
 
-    monkeypatch.setattr(membership, "warm", warm)
+    before_warming(monkeypatch, lost)
     for _ in range(2):
         await cell.verifier(drafter=None)
     coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=2)
@@ -174,16 +182,15 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
 async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, go = membership.warm, asyncio.Event()
+    go = asyncio.Event()
 
-    async def warm(verifier: VerifierClient, drafter: DrafterPort | None, **options: Any) -> None:
+    async def waits(verifier: VerifierClient) -> None:
         if verifier.facts.name == "verify/1":
             await go.wait()
-        await real(verifier, drafter, **options)
 
-    monkeypatch.setattr(membership, "warm", warm)
+    before_warming(monkeypatch, waits)
     options: Any = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True}
-    first, second = [await cell.verifier(drafter=None) for _ in range(2)]
+    first, _ = [await cell.verifier(drafter=None) for _ in range(2)]
     coordinator = await cell.coordinator([first], warm_up_s=LONG_S, verifier_wait_s=0.05)
     admission, looks = coordinator.cell.admission, 0
     warms = admission.verifier_warms
@@ -194,9 +201,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
         return warms()
 
     admission.verifier_warms = looked
-    known = [worker.address for worker in coordinator.cell.membership.workers]
-    address = Address(WorkerRole.VERIFY, second.endpoint, 0, "verify/1")
-    coordinator.cell.membership.announce([*known, address])
+    coordinator.cell.membership.announce(cell.addresses())
     await until(warms)
     client = cell.client(coordinator)
     whole = await client.complete([3, 4, 5], **options)
@@ -215,9 +220,7 @@ async def test_a_drafter_that_joins_drafts_first_for_nobody(cell: Cell) -> None:
     coordinator = await cell.coordinator(warm_up_s=LONG_S)
     assert coordinator.cell.membership.ready
     d = await cell.drafter()
-    address = Address(WorkerRole.DRAFT, d.endpoint, 0, "draft/0")
-    known = [worker.address for worker in coordinator.cell.membership.workers]
-    coordinator.cell.membership.announce([*known, address])
+    coordinator.cell.membership.announce(cell.addresses())
     await coordinator.cell.membership.settled()
     assert len(coordinator.cell.membership.drafters) == 1
     assert d.metrics.value("forward_seconds_count", kind="draft") > 0

@@ -22,14 +22,14 @@ from draft_service import rounds, rounds_server
 from dspark.rounds.events import OrderRow
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
-from dspark.runtime.channel import open_channel
-from dspark.runtime.identity import write_token
+from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.synthetic.rows import DTYPE, row_values
 from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingParams
 from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
+from tests.keys import token_files
 from tests.services.cell import health
 from tests.waiting import until
 
@@ -452,11 +452,10 @@ async def test_more_streams_than_the_own_port_has_threads_for_are_refused_and_th
 
 
 async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> None:
-    secret = tmp_path / "token"
-    write_token(secret)
+    tokens, files = token_files(tmp_path, "worker")
     spec = synthetic_file(tmp_path, [1.0] * BLOCK)
-    async with workers.drafter(**workers.simulated(spec), token_file=str(secret)) as process:
-        mine = [("authorization", f"Bearer {secret.read_text(encoding='utf-8').strip()}")]
+    async with workers.drafter(**workers.simulated(spec), **files) as process:
+        mine = auth_metadata(tokens["worker"])
         async with open_channel(process.endpoint) as channel:
             stub = draft_pb2_grpc.DraftStub(channel)
             port = (await stub.Describe(types_pb2.DescribeRequest(), metadata=mine)).rounds_port
@@ -468,7 +467,7 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
             )
             for metadata, code in (
                 (None, grpc.StatusCode.UNAUTHENTICATED),
-                ([("authorization", "Bearer of something else")], grpc.StatusCode.UNAUTHENTICATED),
+                (auth_metadata("of something else"), grpc.StatusCode.UNAUTHENTICATED),
                 (mine, grpc.StatusCode.OK),
             ):
                 call = draft_pb2_grpc.DraftStub(channel).Rounds(metadata=metadata)

@@ -27,13 +27,13 @@ from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
-from dspark.runtime.identity import write_token
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.certificates import Authority
+from tests.keys import token_files
 from tests.waiting import until
 from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts
@@ -587,10 +587,10 @@ async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
 
 async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) -> None:
     ours = Authority(tmp_path)
-    token = write_token(tmp_path / "token")
-    secured = {**ours.settings(), "token_file": str(tmp_path / "token")}
+    tokens, files = token_files(tmp_path, "worker")
+    secured = {**ours.settings(), **files}
     async with verifier(pair, **secured) as v, drafter(pair, **secured) as d:
-        async with conducting(v, PLAN, token=token, tls=ours.tls()) as conductor:
+        async with conducting(v, PLAN, token=tokens["worker"], tls=ours.tls()) as conductor:
             conductor.know(1, d)
             asked = [
                 conductor.ask([5 + place, 6] * 60, SAMPLED, LONG, drafter=1) for place in range(2)

@@ -72,27 +72,20 @@ async def _call(
     sent: asyncio.Event | None = None,
 ) -> list[bytes]:
     """sent: a stream's request leaves once this is set."""
-    metadata = auth_metadata(token)
 
     async def one() -> AsyncIterator[bytes]:
         if sent is not None:
             await sent.wait()
         yield request
 
-    if kind == "Once":
-        return [await channel.unary_unary(f"/{NAME}/Once")(request, metadata=metadata, timeout=5)]
-    if kind == "Many":
-        return [
-            r
-            async for r in channel.unary_stream(f"/{NAME}/Many")(
-                request, metadata=metadata, timeout=5
-            )
-        ]
-    if kind == "Gather":
-        return [await channel.stream_unary(f"/{NAME}/Gather")(one(), metadata=metadata, timeout=5)]
-    return [
-        r async for r in channel.stream_stream(f"/{NAME}/Both")(one(), metadata=metadata, timeout=5)
-    ]
+    method, asked = {
+        "Once": (channel.unary_unary, request),
+        "Many": (channel.unary_stream, request),
+        "Gather": (channel.stream_unary, one()),
+        "Both": (channel.stream_stream, one()),
+    }[kind]
+    call = method(f"/{NAME}/{kind}")(asked, metadata=auth_metadata(token), timeout=5)
+    return [reply async for reply in call] if kind in ("Many", "Both") else [await call]
 
 
 @pytest.fixture(autouse=True)

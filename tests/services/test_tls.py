@@ -21,7 +21,6 @@ from dspark.cli import certificates
 from dspark.client import AsyncClient, Denied, Unavailable
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
-from dspark.runtime.identity import write_token
 from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.metrics_server import MetricsServer
 from dspark.runtime.security import Security
@@ -31,7 +30,7 @@ from dspark.runtime.tls import Tls
 from dspark.training.disk import read_rows
 from tests.certificates import Authority
 from tests.commands import dspark
-from tests.keys import key_files
+from tests.keys import key_files, token_files
 from tests.services.cell import Cell
 from tests.waiting import until
 
@@ -92,24 +91,17 @@ async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> N
     config = ListenConfig(**authority.settings())
     server = GrpcServer(bind=config.bind, security=Security.of(config))
     endpoint = server.endpoint(await server.start())
-    before = await _certificate(endpoint, authority)
+
+    async def shown() -> str:
+        return await asyncio.to_thread(authority.shown, endpoint)
+
+    before = await shown()
     authority.spoil("node.crt")
-    assert await _certificate(endpoint, authority) == before, (
-        "files that do not fit each other change nothing"
-    )
+    assert await shown() == before, "files that do not fit each other change nothing"
     authority.renew()
-    assert await _certificate(endpoint, authority) != before
+    assert await shown() != before
     assert await _health(endpoint, authority.tls()) is None
     await server.drain(0)
-
-
-async def _certificate(endpoint: str, authority: Authority) -> str:
-    """What the server shows to a new connection; needs no certificate to be seen, only to be
-    answered."""
-    host, _, port = endpoint.rpartition(":")
-    return await asyncio.to_thread(
-        ssl.get_server_certificate, (host, int(port)), ca_certs=authority.path("ca.crt")
-    )
 
 
 async def _answered(endpoint: str, tls: Tls, token: str | None = None) -> int:
@@ -123,10 +115,10 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
     tmp_path: Path, ours: Authority, theirs: Authority
 ) -> None:
     keys = key_files(tmp_path, {"acme": "a-token-of-the-tenant-acme"})
-    operator = write_token(tmp_path / "operator")
-    own = {"operator_token_file": str(tmp_path / "operator"), **ours.settings()}
+    tokens, own = token_files(tmp_path, "operator")
     tenant = ours.tls("client-acme")
-    async with Cell(pair=FLAT, shared={**keys["verify"], **own}) as cell:
+    shared = {**keys["verify"], **own, **ours.settings()}
+    async with Cell(pair=FLAT, shared=shared) as cell:
         coordinator = await cell.whole(**keys["coordinator"])
         front = await cell.frontend(**keys["coordinator"])
         for endpoint in (coordinator.endpoint, front.endpoint):
@@ -142,7 +134,8 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             with pytest.raises(Denied):
                 await client.status()
         assert coordinator.metrics.value("refusals_total", reason="forbidden") == 1
-        async with AsyncClient(coordinator.endpoint, token=operator, tls=ours.tls()) as client:
+        operator = {"token": tokens["operator"], "tls": ours.tls()}
+        async with AsyncClient(coordinator.endpoint, **operator) as client:
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
@@ -182,15 +175,15 @@ async def test_a_front_end_attaches_after_certificates_that_did_not_fit(tmp_path
 async def test_a_stage_of_training_asks_a_cell_under_mutual_tls(
     tmp_path: Path, ours: Authority, golden_target: Path
 ) -> None:
-    token, prompts, rows = (tmp_path / name for name in ("token", "prompts.jsonl", "rows.jsonl"))
-    write_token(token)
+    prompts, rows = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
+    _, files = token_files(tmp_path, "worker")
+    shared = {**files, **ours.settings()}
     turns = [{"role": "user", "content": "", "token_ids": [3, 4, 5]}]
     prompts.write_text(json.dumps({"id": "one", "conversations": turns}) + "\n")
-    shared = {"token_file": str(token), **ours.settings()}
     async with Cell(pair=FLAT, shared=shared) as cell:
         coordinator = await cell.whole()
-        asked = ["--endpoint", coordinator.endpoint, "--token-file", str(token)]
-        for key, path in ours.settings().items():
+        asked = ["--endpoint", coordinator.endpoint]
+        for key, path in shared.items():
             asked += ["--" + key.replace("_", "-"), path]
         stage = ["regenerate", str(prompts), "--target", str(golden_target), "--out", str(rows)]
         await asyncio.to_thread(dspark, "train", *stage, "--max-tokens", "4", *asked)
@@ -208,28 +201,22 @@ def _scrape(url: str, token: str | None, context: ssl.SSLContext | None) -> int:
 def test_metrics_ask_like_everybody_else(
     tmp_path: Path, ours: Authority, theirs: Authority
 ) -> None:
-    files = {key: str(tmp_path / key) for key in ("token_file", "metrics_token_file")}
-    worker, reader = (write_token(Path(path)) for path in files.values())
+    tokens, files = token_files(tmp_path, "worker", "metrics")
+    reader = tokens["metrics"]
     security = Security.of(ListenConfig(**files, **ours.settings()))
     metrics = Metrics()
     server = MetricsServer(metrics, security, "127.0.0.1:0", 0)
     url = f"https://127.0.0.1:{server.server_port}/metrics"
-
-    def context(authority: Authority, name: str | None) -> ssl.SSLContext:
-        made = ssl.create_default_context(cafile=ours.path("ca.crt"))
-        if name:
-            made.load_cert_chain(authority.path(f"{name}.crt"), authority.path(f"{name}.key"))
-        return made
-
-    node = context(ours, "node")
+    node, stranger = ours.context("node"), ours.context()
+    stranger.load_cert_chain(theirs.path("node.crt"), theirs.path("node.key"))
     assert _scrape(url, reader, node) == 200
-    assert _scrape(url, None, context(ours, "monitor")) == 200
+    assert _scrape(url, None, ours.context("monitor")) == 200
     assert _scrape(url, None, node) == 403, "a worker's certificate reads no metrics"
     assert _scrape(url, "wrong-token-of-some-length", node) == 401
-    assert _scrape(url, worker, node) == 200, (
+    assert _scrape(url, tokens["worker"], node) == 200, (
         "without operators' own token the worker token is theirs"
     )
-    for other in (context(ours, None), context(theirs, "node")):
+    for other in (ours.context(), stranger):
         with pytest.raises(httpx.TransportError):
             _scrape(url, reader, other)
     with pytest.raises(httpx.TransportError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dspark.runtime.identity import write_token
+from tests.keys import token_files
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.web.browsing import Site, Visit
 
@@ -51,9 +51,8 @@ def test_the_policy_of_the_page_stops_what_is_injected(visit: Open) -> None:
 
 
 def test_a_key_is_asked_for_and_kept_nowhere(visit: Open, tmp_path: Path) -> None:
-    write_token(tmp_path / "worker")
-    key = write_token(tmp_path / "client")
-    files = {"token_file": str(tmp_path / "worker"), "client_token_file": str(tmp_path / "client")}
+    tokens, files = token_files(tmp_path, "worker", "client")
+    key = tokens["client"]
     with HttpCell(synthetic_pair(tmp_path), **files) as guarded:
         seen = visit(Site(guarded.url), forgiven="401")
         page = seen.page
@@ -77,15 +76,11 @@ def test_a_key_is_asked_for_and_kept_nowhere(visit: Open, tmp_path: Path) -> Non
 
 
 def test_with_a_clients_key_the_page_shows_the_answer_alone(visit: Open, tmp_path: Path) -> None:
-    names = ("worker", "client", "metrics")
-    key = {name: write_token(tmp_path / name) for name in names}["client"]
-    files = {f"{name}_token_file": str(tmp_path / name) for name in names[1:]}
-    with HttpCell(
-        synthetic_pair(tmp_path), token_file=str(tmp_path / "worker"), **files
-    ) as guarded:
+    tokens, files = token_files(tmp_path, "worker", "client", "metrics")
+    with HttpCell(synthetic_pair(tmp_path), **files) as guarded:
         seen = visit(Site(guarded.url), forgiven="40")
         seen.page.wait_for_selector("#key-dialog[open]")
-        seen.page.keyboard.type(key)
+        seen.page.keyboard.type(tokens["client"])
         seen.page.keyboard.press("Enter")
         seen.ready()
         assert seen.text("#state-text") == "ready"

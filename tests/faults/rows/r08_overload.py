@@ -49,7 +49,7 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
     async with grpc.aio.insecure_channel(cell.endpoint) as channel:
         await closed_loop(channel, PLACES, 2.0, TOKENS)
         alone = [(await ask(channel, message(TOKENS))).took_s for _ in range(5)]
-        capacity, _ = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
+        capacity = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
         before = cell.resources("coordinator/0")["rss"]
         note(f"capacity {capacity:.1f}/s")
         words = ("-m", "faults.rows.r08_overload", cell.endpoint, str(seconds))

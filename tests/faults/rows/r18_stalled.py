@@ -93,9 +93,7 @@ async def _beside_readers(
     channel: grpc.aio.Channel, channels: list[grpc.aio.Channel], count: int
 ) -> list[float]:
     others = [
-        asyncio.create_task(
-            ask(channels[number % len(channels)], message(2000, seed=number, policy="off"))
-        )
+        asyncio.create_task(ask(channels[number % len(channels)], message(2000, seed=number)))
         for number in range(count)
     ]
     await asyncio.sleep(1.0)
@@ -115,7 +113,7 @@ async def _beside_stalled(
     calls, began = [], time.monotonic()
     for number in range(count):
         stub = generate_pb2_grpc.GenerationStub(channels[number % len(channels)])
-        call = stub.Generate(message(LONG, seed=number, policy="off"))
+        call = stub.Generate(message(LONG, seed=number))
         await call.read()
         calls.append(call)
     begun = time.monotonic() - began
@@ -134,9 +132,7 @@ async def _beside_stalled(
 
 async def _honest(channel: grpc.aio.Channel) -> list[float]:
     """Seconds between chunks of clients that read."""
-    told = await asyncio.gather(
-        *(ask(channel, message(TOKENS, seed=n, policy="off")) for n in range(HONEST))
-    )
+    told = await asyncio.gather(*(ask(channel, message(TOKENS, seed=n)) for n in range(HONEST)))
     assert all(each.code is grpc.StatusCode.OK for each in told), [each.details for each in told]
     return [gap for each in told for gap in each.gaps]
 
