@@ -142,6 +142,8 @@ async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
         found.append("a lost drafter cost a prefill")
     if cell.metric("spec_decode_num_drafts_total") <= before:
         found.append("drafts do not come back")
+    if cell.metric("worker_losses_total", pool="draft") != 2:
+        found.append("not every lost drafter is counted")
     return found + await freed(cell)
 
 

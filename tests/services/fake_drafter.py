@@ -3,7 +3,6 @@ what it may lie."""
 
 from __future__ import annotations
 
-import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,12 @@ Reply = Callable[[draft_pb2.Order], list[Said] | None]  # None ends the stream, 
 
 
 class FakeDrafter(draft_pb2_grpc.DraftServicer):
-    """A context that listens. projection: of the verifier that it says it drafts for."""
+    """A context that listens."""
 
     incarnation = INCARNATION
 
-    def __init__(self, reply: Reply, projection: str = "") -> None:
-        self.reply, self.projection, self.greets = reply, projection, True
-        self.streams = self.orders = self.opened = 0
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.greets, self.orders = reply, True, 0
         self._server = grpc.aio.server()
         draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -41,25 +39,11 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
     async def Describe(
         self, request: types_pb2.DescribeRequest, context: Any
     ) -> draft_pb2.DrafterDescription:
-        return draft_pb2.DrafterDescription(
-            incarnation=INCARNATION,
-            model="fake",
-            fingerprint="fake",
-            projection=self.projection,
-            vocab_size=128,
-            hidden_size=64,
-            block_size=7,
-            context_length=512,
-        )
-
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[types_pb2.Draining]:
-        await asyncio.Event().wait()
-        yield types_pb2.Draining()
+        return draft_pb2.DrafterDescription(incarnation=INCARNATION)
 
     async def Rounds(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[draft_pb2.RoundsEvent]:
-        self.streams += 1
         async for command in request_iterator:
             match command.WhichOneof("command"):
                 case "hello" if self.greets:
@@ -68,7 +52,6 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
                     )
                     yield draft_pb2.RoundsEvent(welcome=welcome)
                 case "open":
-                    self.opened += 1
                     opened = draft_pb2.ContextOpened(
                         sequence=command.open.sequence, epoch=command.open.epoch
                     )
@@ -165,4 +148,8 @@ LIES: dict[str, Reply] = {
     ),
     "bytes that are missing": lying(lambda n: {"q_ids": b""}),
     "nothing at all": lambda order: [draft_pb2.Blocks()],
+    "the end of its stream": lambda order: None,
+    "the greeting of another process": lambda order: [
+        draft_pb2.RoundsWelcome(incarnation=5, drafter_version="another")
+    ],
 }
