@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.commands import SYNTHETIC, dspark
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -43,12 +43,12 @@ def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(
     def until_switched(*words: str) -> None:
         """Every controller says once at its beginning how it is switched, and once for every
         change."""
-        said: list[str] = []
-        deadline = time.monotonic() + 60
-        while said != sorted(words) and time.monotonic() < deadline:
+
+        def said() -> list[str]:
             lines = dspark("logs", "controller").splitlines()
-            said = sorted(line.rpartition(" on=")[2] for line in lines if "autoscale.set" in line)
-        assert said == sorted(words)
+            return sorted(line.rpartition(" on=")[2] for line in lines if "autoscale.set" in line)
+
+        wait_until(lambda: said() == sorted(words))
 
     try:
         dspark(*SYNTHETIC, "--autoscale")

@@ -3,13 +3,12 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from deploy.head import Head, start_head, stop_head
 from deploy.process_tags import new_cell_id
 from dspark.client import find_cell
 from tests.commands import DSPARK, dspark
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -44,17 +44,16 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
 
 
 def _await_dashboard(url: str, token: str) -> None:
-    deadline = time.monotonic() + 120
     request = urllib.request.Request(
         f"{url}/api/version", headers={"Authorization": f"Bearer {token}"}
     )
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            assert time.monotonic() < deadline, "the dashboard did not come up"
-            time.sleep(0.5)
+
+    def came_up() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):
+            return True
+        return False
+
+    wait_until(came_up, 120)
 
 
 def test_a_job_brings_a_cell_up_that_outlives_it(

@@ -12,7 +12,7 @@ from workers import drafter
 from dspark.types import RefusalReason
 from dspark.wire import tensors
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-from tests.services.test_rounds_at_drafter import greeted
+from tests.services.test_rounds_at_drafter import change, greeted
 
 VERIFIER = 4
 
@@ -52,15 +52,8 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
 
         def spoiled(**fields: Any) -> features_pb2.FeatureChunk:
             made = chunk(d, 1, 4, epoch=2)
-            for name, value in fields.items():
-                target: Any = made
-                if name in ("dtype", "shape", "data"):
-                    target = made.rows
-                if name in ("shape", "token_ids"):
-                    del getattr(target, name)[:]
-                    getattr(target, name).extend(value)
-                else:
-                    setattr(target, name, value)
+            of_rows = all(hasattr(made.rows, name) for name in fields)
+            change(made.rows if of_rows else made, fields)
             return made
 
         nan = tensors.write_rows(torch.full((4, 64), float("nan")), "bfloat16").data

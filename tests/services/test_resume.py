@@ -7,19 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 
 from deploy.head import free_ports
 from dspark.client import AsyncClient, Chunk
-from dspark.client.errors import Cancelled, Unavailable
-from dspark.client.request import write_request
-from dspark.wire.v1 import generate_pb2_grpc
 from tests.services.cell import Cell
 from tests.services.http_cell import DRAFTER, TARGET
 from tests.services.test_verifier_lost import IN_A_FORM, check_form
-from tests.waiting import until
 
 TOKENS = 60
 OPTIONS: dict[str, Any] = {
@@ -109,13 +104,6 @@ async def test_the_ids_are_those_of_a_calm_run(site: Site, params: dict[str, Any
         check_form(token_ids)
 
 
-async def test_without_being_asked_to_the_client_sees_where_its_answer_stands(site: Site) -> None:
-    async with AsyncClient(site.serving.endpoint) as client:
-        with pytest.raises(Unavailable, match="offset"):
-            await read(site, client, go_at=20)
-        await until(lambda: not site.held)
-
-
 async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
     client = site.client(await site.frontend())
     params: dict[str, Any] = {"temperature": 0.0, "n": 2, "logprobs": 2}
@@ -123,19 +111,3 @@ async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
     hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **params)
     assert hurt == calm
     assert resumed >= 1
-
-
-async def test_a_stream_whose_client_resumed_it_elsewhere_is_told_so(site: Site) -> None:
-    options: Any = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0, "request_id": "run"}
-    message = write_request([5, 9, 17], options)
-    async with (
-        AsyncClient(site.serving.endpoint) as client,
-        grpc.aio.insecure_channel(site.serving.endpoint) as channel,
-    ):
-        first = client.generate([5, 9, 17], **options)
-        message.resume.offsets[:] = [len((await anext(first)).token_ids)]
-        second = generate_pb2_grpc.GenerationStub(channel).Generate(message)  # type: ignore[no-untyped-call]
-        with pytest.raises(Cancelled, match="resumed it elsewhere"):
-            _ = [event async for event in first]
-        assert [event async for event in second][-1].HasField("complete")
-    await until(lambda: not site.held)

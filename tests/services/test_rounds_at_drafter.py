@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,14 +336,15 @@ async def test_who_is_not_meant_or_understands_other_rows_ends_the_stream(
 def _order(*, of_features: bool = False, **changes: Any) -> draft_pb2.RoundsCommand:
     """An order with other values of its fields, or of its features'."""
     (message,) = written(1, row(1, 10))
-    changed: Any = message.order.features if of_features else message.order
-    for name, value in changes.items():
-        if isinstance(value, list):
-            del getattr(changed, name)[:]
-            getattr(changed, name).extend(value)
-        else:
-            setattr(changed, name, value)
+    change(message.order.features if of_features else message.order, changes)
     return message
+
+
+def change(message: Any, changes: Mapping[str, Any]) -> None:
+    """Other values of its fields."""
+    for name, value in changes.items():
+        message.ClearField(name)
+        message.MergeFrom(type(message)(**{name: value}))
 
 
 HOSTILE = {

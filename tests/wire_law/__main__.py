@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from benchmarks.row import Row
-from deploy.processes import ProcessCell
-from tests.wire_law.pair import write_tiny_pair
+from tests.wire_law.pair import served, write_tiny_pair
 from tests.wire_law.settings import SETTINGS, VOCABULARY
 from tests.wire_law.verdict import P_BAR, TOKENS_BAR, corrected, draw
 
@@ -38,12 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     settings = [setting for setting in SETTINGS if args.only in setting.name]
     if not settings:
         parser.error(f"--only: no setting has {args.only!r} in its name")
-    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder:
-        target, drafter = write_tiny_pair(Path(folder), vocabulary=VOCABULARY, seed=args.seed)
-        # One entry fewer than there are tokens: the sparse form of the rules is what is tested.
-        with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
-            asked = {"seed": args.seed, "settings": settings, "kept": args.kept}
-            rows = draw(cell.endpoint, target, args.draws, **asked)
+    with served(write_tiny_pair, VOCABULARY, args.seed) as (endpoint, target):
+        asked = {"seed": args.seed, "settings": settings, "kept": args.kept}
+        rows = draw(endpoint, target, args.draws, **asked)
     least = corrected(rows)
     for row, value in zip(rows, least, strict=True):
         row["p_corrected"] = value

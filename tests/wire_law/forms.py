@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.row import Row
-from deploy.processes import ProcessCell
-from tests.wire_law.pair import write_tiny_pair
+from tests.wire_law.pair import served, write_tiny_pair
 from tests.wire_law.sampling import sample
 from tests.wire_law.statistics import holm, p_value
 from tests.wire_law.verdict import P_BAR
@@ -53,11 +51,11 @@ ASKED = {"temperature": 1.0, "max_tokens": 32, "constraint": {"json_schema": SCH
 Spelling = tuple[int, ...]
 
 
-def write_pair(folder: Path, seed: int) -> tuple[Path, Path]:
+def write_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, Path]:
     """(target, drafter), the target with a tokenizer of `WORDS` and a token that ends an answer."""
     from tokenizers import Tokenizer, decoders, models
 
-    target, drafter = write_tiny_pair(folder, vocabulary=VOCABULARY, seed=seed)
+    target, drafter = write_tiny_pair(folder, vocabulary=vocabulary, seed=seed)
     words = {word: number for number, word in enumerate((*WORDS, "<end>", "<mask>"))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<mask>"))
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
@@ -154,10 +152,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="RULE", help="one rule")
     args = parser.parse_args(argv)
     rules = [rule for rule in RULES if args.only in rule]
-    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder:
-        target, drafter = write_pair(Path(folder), args.seed)
-        with ProcessCell(target, drafter, draft={"q_entries": VOCABULARY - 1}) as cell:
-            rows = measure(cell.endpoint, target, args.draws, seed=args.seed, rules=rules)
+    with served(write_pair, VOCABULARY, args.seed) as (endpoint, target):
+        rows = measure(endpoint, target, args.draws, seed=args.seed, rules=rules)
     for row in rows:
         print(json.dumps(row))
     least, unfit = min(row["p_corrected"] for row in rows), sum(row["unfit"] for row in rows)

@@ -7,11 +7,15 @@ random, scaled down by `BLOCK_SHARE`: drafts are refused often enough that a wro
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from deploy.processes import ProcessCell
 from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.heads import VanillaHead
@@ -21,6 +25,18 @@ from dspark.training.shape import make_drafter
 HIDDEN, LAYERS, BLOCK = 32, 2, 3
 SPREAD = 0.08  # of the weights: laws depend on what came before
 BLOCK_SHARE = 0.4
+
+
+@contextlib.contextmanager
+def served(
+    write: Callable[..., tuple[Path, Path]], vocabulary: int, seed: int
+) -> Iterator[tuple[str, Path]]:
+    """(endpoint, target) of a cell of the pair that is written so."""
+    with tempfile.TemporaryDirectory(prefix="dspark-law-") as folder:
+        target, drafter = write(Path(folder), vocabulary=vocabulary, seed=seed)
+        # One entry fewer than there are tokens: the sparse form of the rules is what is tested.
+        with ProcessCell(target, drafter, draft={"q_entries": vocabulary - 1}) as cell:
+            yield cell.endpoint, target
 
 
 def write_tiny_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, Path]:
