@@ -1,113 +1,115 @@
-"""The coordinator goes and comes back at its address: clients that ask for it get the rest, and
-nobody else is hurt."""
+"""A verifier's connections break, or the coordinator goes and comes back at its address, in the
+middle of answers of every kind: they go on word for word."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from deploy.head import free_ports
-from dspark.client import AsyncClient, Chunk
+from dspark.client import Chunk, Completion
 from tests.services.cell import Cell
 from tests.services.http_cell import DRAFTER, TARGET
-from tests.services.test_verifier_lost import IN_A_FORM, check_form
 
-TOKENS = 60
 OPTIONS: dict[str, Any] = {
-    "max_tokens": TOKENS,
+    "max_tokens": 60,
     "ignore_eos": True,
     "policy": "fixed:3",
     "timeout": 60.0,
+    "resume_s": 20.0,
 }
+WORDS = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 6, "maxItems": 6}
+FORM: dict[str, Any] = {
+    "constraint": {"json_schema": WORDS},
+    "n": 2,
+    "max_tokens": 300,
+    "ignore_eos": False,
+}
+ALL_PARAMS: dict[str, dict[str, Any]] = {
+    "logprobs": {"temperature": 0.0, "logprobs": 3},
+    "penalties": {
+        "temperature": 0.0,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.2,
+    },
+    "least length": {
+        "temperature": 0.0,
+        "min_tokens": 50,
+        "ignore_eos": False,
+        "logit_bias": {7: 3.0},
+    },
+    "several": {"temperature": 0.8, "seed": 5, "rule": "coupled", "n": 3, "top_k": 20},
+    "in a form": {**FORM, "temperature": 0.0, "repetition_penalty": 1.2},
+    "in a form, coupled": {**FORM, "temperature": 1.0, "seed": 11, "rule": "coupled"},
+}
+FAR = "coordinator of a front end"
+CASES = [(lost, name) for lost in ("verifier", "coordinator") for name in ALL_PARAMS]
+CASES += [(FAR, "logprobs"), (FAR, "several")]
 
 
 class Site(Cell):
-    """Real workers, and a coordinator with a journal that can go and come back."""
+    """Two verifiers of the pair that has texts, and a coordinator with a journal."""
 
-    def __init__(self, target: Path, drafter: Path, journal: Path) -> None:
-        super().__init__(target, drafter)
-        self._journal, self._endpoint = str(journal), f"127.0.0.1:{free_ports(1)[0]}"
+    def __init__(self, journal: Path) -> None:
+        super().__init__(TARGET, DRAFTER)
+        self._place = {"bind": f"127.0.0.1:{free_ports(1)[0]}", "journal": str(journal)}
 
     async def start(self) -> None:
-        await self.verifier()
-        await self.drafter()
-        await self.comes()
+        await self.whole(verifiers=2, **self._place)
 
-    async def comes(self) -> None:
-        await self.coordinator(bind=self._endpoint, journal=self._journal)
-        self._endpoint = self.serving.endpoint
-
-    async def goes(self) -> None:
-        """Running streams end with UNAVAILABLE, as when it is killed; see row 21 of
-        docs/reliability.md for that."""
-        coordinator, self.serving = self.serving, None
-        await coordinator.stop(0.0)
+    async def lose(self, what: str) -> None:
+        """As when it is killed; see row 21 of docs/reliability.md for that."""
+        if what == "verifier":  # the one that holds most
+            lost = max(self.verifiers, key=lambda each: each.engine.held.sequences)
+            await lost.shell.server._server.stop(None)
+        else:  # running streams end with UNAVAILABLE
+            await self.serving.stop(0.0)
+            await self.coordinator(**self._place)
 
 
 @pytest_asyncio.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    """Of the pair that has texts."""
-    async with Site(TARGET, DRAFTER, tmp_path / "journal") as site:
+    async with Site(tmp_path / "journal") as site:
         await site.start()
         yield site
 
 
-async def read(
-    site: Site, client: AsyncClient, *, go_at: int, **options: Any
-) -> tuple[dict[int, list[int]], int]:
-    """Ids by answer, and how often the rest was asked for; the coordinator goes and comes back
-    meanwhile."""
-    held: dict[int, list[int]] = {}
-    logprobs = 0
-    stream = client.generate([5, 9, 17], **{**OPTIONS, **options})
+@pytest.mark.parametrize(("lost", "name"), CASES)
+async def test_answers_go_on_word_for_word(site: Site, lost: str, name: str) -> None:
+    options = {**OPTIONS, **ALL_PARAMS[name]}
+    client = site.client(await site.frontend() if lost == FAR else site.serving)
+    calm = await client.complete([5, 9, 17], **options)
+    stream = client.generate([5, 9, 17], **options)
+    events: list[Any] = []
+    held, there = Counter[int](), True
     async for event in stream:
+        events.append(event)
         if isinstance(event, Chunk):
-            mine = held.setdefault(event.index, [])
-            assert event.offset == len(mine), "neither twice nor skipped"
-            mine += event.token_ids
-            logprobs += len(event.logprobs)
-        if go_at and site.serving is not None and sum(map(len, held.values())) >= go_at:
-            go_at = 0
-            await site.goes()
-            await site.comes()
-    if "logprobs" in options:
-        assert logprobs == sum(map(len, held.values()))
-    return held, stream.resumed
-
-
-ALL_PARAMS: list[dict[str, Any]] = [
-    {
-        "temperature": 0.0,
-        "logprobs": 2,
-        "presence_penalty": 0.5,
-        "repetition_penalty": 1.1,
-        "min_tokens": 4,
-    },
-    {"temperature": 0.9, "seed": 11, "rule": "coupled", "n": 3, "frequency_penalty": 0.3},
-    *IN_A_FORM.values(),
-]
-
-
-@pytest.mark.parametrize("params", ALL_PARAMS, ids=["greedy", "coupled", *IN_A_FORM])
-async def test_the_ids_are_those_of_a_calm_run(site: Site, params: dict[str, Any]) -> None:
-    async with AsyncClient(site.serving.endpoint) as client:
-        calm, _ = await read(site, client, go_at=0, **params)
-        hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **params)
-        assert hurt == calm
-        assert resumed >= 1
-        assert site.serving.metrics.value("prefills_total", reason="resumed") >= 1
-    for token_ids in hurt.values() if "constraint" in params else ():
-        check_form(token_ids)
-
-
-async def test_through_a_front_end_it_is_the_same(site: Site) -> None:
-    client = site.client(await site.frontend())
-    params: dict[str, Any] = {"temperature": 0.0, "n": 2, "logprobs": 2}
-    calm, _ = await read(site, client, go_at=0, **params)
-    hurt, resumed = await read(site, client, go_at=20, resume_s=20.0, **params)
-    assert hurt == calm
-    assert resumed >= 1
+            assert event.offset == held[event.index], "neither twice nor skipped"
+            held[event.index] += len(event.token_ids)
+        if there and held.total() >= 20:
+            there = False
+            await site.lose(lost)
+    for after, before in zip(Completion.of(events).choices, calm.choices, strict=True):
+        assert (after.token_ids, after.finish_reason) == (before.token_ids, before.finish_reason)
+        for told, other in zip(after.logprobs, before.logprobs, strict=True):
+            assert [token for token, _ in told.top] == [token for token, _ in other.top]
+            assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
+        if "constraint" in options:
+            text = Tokenizer.from_file(str(TARGET / "tokenizer.json")).decode(after.token_ids)
+            jsonschema.validate(json.loads(text), WORDS)
+    value = site.serving.metrics.value
+    if lost == "verifier":
+        assert value("handovers_total", reason="lost") >= 1
+    else:
+        assert stream.resumed >= 1
+        assert value("prefills_total", reason="resumed") >= 1
