@@ -83,9 +83,6 @@ class MemoryServer:
         self._binds.append(f"{bind.rpartition(':')[0]}:{port}")
         return port
 
-    def add_secure_port(self, bind: str, credentials: Any) -> int:
-        return self.add_insecure_port(bind)
-
     async def start(self) -> None:
         """Calls are taken from the moment a port is there."""
 

@@ -15,11 +15,12 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from coordinator.lanes.request_state import LifeEvent
+from dspark.client import AsyncClient
 from dspark.client.request import write_request
 from dspark.wire.v1 import generate_pb2_grpc
 from faults import pair
@@ -28,9 +29,21 @@ from faults.simulated import SimulatedCell, simulate
 from faults.streams import Stream
 from tests.keys import key_files
 
+T = TypeVar("T")
 TOKENS = 28
 POLICIES = ("fixed:4", "adaptive", "fixed:2", "threshold:0.5")
 PATIENT = {"max_handovers": 1000, "flap_limit": 0}
+
+
+def drawn(
+    story: Callable[[SimulatedCell, random.Random], Awaitable[T]],
+    name: str,
+    seed: int,
+    **settings: Any,
+) -> T:
+    """What a story tells that draws from a seed of this name."""
+    draw = random.Random(f"{name}/{seed}")
+    return simulate(lambda cell: story(cell, draw), seed=seed, **settings)
 
 
 def judged(cell: SimulatedCell, answers: Sequence[Stream]) -> list[str]:
@@ -186,15 +199,28 @@ async def _rules(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 
 async def _tenants(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    """The second tenant says what the first one said, and so does the first one again."""
-    asked = pair.prompt(draw.randrange(32), 40)
-    said = [
-        await cell.ask(asked, max_tokens=8, token=token(tenant)) for tenant in ("ann", "bob", "ann")
-    ]
-    cached = [answer.end.usage.cached_tokens if answer.end is not None else -1 for answer in said]
-    if cached[1]:
-        return [f"{cached[1]} tokens of another tenant's prompt were found"]
-    return [] if cached[2] else [f"one's own prompt was not found: {cached}"]
+    """The second tenant says what the first one said, under names that spell the first one's."""
+    asked, found = pair.prompt(draw.randrange(32), 40), list[str]()
+
+    async def spared(tenant: str, salt: str) -> int:
+        answer = await cell.ask(asked, max_tokens=8, token=token(tenant), cache_salt=salt)
+        return answer.end.usage.cached_tokens if answer.end is not None else -1
+
+    await spared("ann", "mine")
+    for salt in ("mine", "ann/mine", "/ann/mine", ""):
+        if tokens := await spared("bob", salt):
+            found.append(f"{salt!r}: {tokens} tokens of another tenant's prompt were found")
+    if await spared("ann", "mine") <= 0:
+        found.append("one's own prompt was not found")
+    ann, bob = (AsyncClient(cell.endpoint, token=token(tenant)) for tenant in ("ann", "bob"))
+    async with ann, bob, ann.generate(asked, max_tokens=64, ignore_eos=True) as stream:
+        await anext(stream)
+        name = stream.request_id
+        if await bob.abort([name, f"ann/{name}"]):
+            found.append("another tenant's answer was ended")
+        if await ann.abort([name]) != (name,):
+            found.append("one's own answer was not ended")
+    return found
 
 
 def token(tenant: str) -> str:
@@ -308,11 +334,7 @@ Story = Callable[[SimulatedCell, random.Random], Awaitable[list[str]]]
 
 
 def _told(story: Story, name: str, **settings: Any) -> Callable[[int], list[str]]:
-    def run(seed: int) -> list[str]:
-        draw = random.Random(f"{name}/{seed}")
-        return simulate(lambda cell: story(cell, draw), seed=seed, **settings)
-
-    return run
+    return lambda seed: drawn(story, name, seed, **settings)
 
 
 def _journal(at_first: bool) -> Callable[[int], list[str]]:
@@ -333,7 +355,9 @@ def knowing(*tenants: str) -> Iterator[dict[str, dict[str, Any]]]:
 
 def _of_tenants(seed: int) -> list[str]:
     with knowing("ann", "bob") as settings:
-        return _told(_tenants, "tenants", **settings)(seed)
+        found = _told(_tenants, "tenants", **settings)(seed)
+        settings["verify"] = {**settings["verify"], "attention": "stateful"}
+        return found + _told(_tenants, "tenants", **settings)(seed)
 
 
 def _twice(seed: int) -> list[str]:

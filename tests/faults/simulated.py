@@ -273,11 +273,7 @@ def in_memory(cell: SimulatedCell) -> Iterator[None]:
     channel, server = partial(MemoryChannel, network), partial(MemoryServer, network)
     drafter_stream = partial(MemoryDrafterStream, network)
     with contextlib.ExitStack() as stack:
-        for name, made in (
-            ("insecure_channel", channel),
-            ("secure_channel", channel),
-            ("server", server),
-        ):
+        for name, made in (("insecure_channel", channel), ("server", server)):
             stack.enter_context(mock.patch(f"grpc.aio.{name}", made))
         stack.enter_context(mock.patch.object(worker, "DeviceWorker", device))
         stack.enter_context(mock.patch.object(drafters, "DrafterStream", drafter_stream))

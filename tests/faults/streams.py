@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.row import note
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from faults import oracle, pair
+from faults.processes import FaultCell
 from tests.waiting import wait_until
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
@@ -55,10 +58,6 @@ class Stream:
     @property
     def finish(self) -> str:
         return self.end.finish_reason if self.end is not None else ""
-
-    @property
-    def over(self) -> bool:
-        return self.end is not None or self.error is not None
 
     async def run(self, client: AsyncClient) -> None:
         asked = client.generate(
@@ -148,6 +147,24 @@ async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[
             await work
         finally:
             work.cancel()
+
+
+async def killed(
+    cell: FaultCell, streams: Sequence[Stream], seed: int, kills: int, victims: Sequence[str]
+) -> tuple[list[Stream], list[float]]:
+    """Kills one of these processes after the other beside such streams and starts it again; all
+    that were asked, and in seconds the silence of each that lived through a kill."""
+    draw, at = random.Random(seed), list[float]()
+    async with asking(cell, streams) as asked:
+        for number in range(kills):
+            await asyncio.sleep(draw.uniform(0.1, 1.5))
+            victim = draw.choice(victims)
+            at.append(time.monotonic())
+            await asyncio.to_thread(cell.kill, victim)
+            await asyncio.to_thread(cell.restart, victim)
+            await whole(cell)
+            note(f"{number + 1} kills, {len(asked)} streams")
+    return asked, [one.silence(when) for when in at for one in asked if one.lives(when)]
 
 
 async def whole(cell: ProcessCell) -> None:

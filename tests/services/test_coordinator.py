@@ -40,7 +40,7 @@ async def test_status_shows_the_whole_cell(cell: Cell) -> None:
         7,
         False,
     )
-    assert info.stop_token_ids == (1,)
+    assert (info.stop_token_ids, info.rule) == ((1,), "block")
 
 
 async def test_draining_flips_health_first_and_lets_streams_finish(

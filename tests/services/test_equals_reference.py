@@ -72,6 +72,7 @@ async def test_answers_of_every_law_follow_from_what_was_recorded(
             answer = await client.complete(
                 given, timeout=60, ignore_eos=True, max_tokens=32, policy=policy, **asked
             )
+            assert answer.end.speculation.rule == rule
             return given, asked, answer.token_ids
 
         told = await asyncio.gather(
@@ -102,18 +103,3 @@ async def test_rows_in_float8_change_no_greedy_answer_and_still_serve_the_drafte
     )
     assert [list(completion.token_ids)] == oracle.plain_greedy(golden_target, [given], 40)
     assert completion.end.speculation.draft_tokens > 0
-
-
-async def test_the_rule_in_force_is_reported(cell: Cell) -> None:
-    client = cell.client(await cell.whole())
-    assert (await client.model_info()).rule == "block"
-    for asked, reported in (
-        ({}, "block"),
-        ({"seed": 4}, "coupled"),
-        ({"seed": 4, "rule": "token"}, "token"),
-        ({"rule": "coupled"}, "coupled"),
-    ):
-        completion = await client.complete(
-            [5, 6, 7], timeout=60.0, max_tokens=6, ignore_eos=True, **asked
-        )
-        assert completion.end.speculation.rule == reported

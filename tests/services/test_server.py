@@ -154,18 +154,25 @@ async def test_errors_become_statuses_in_one_place(
     assert "secret detail" not in caught.value.details()
 
 
-async def test_health_is_free_and_truthful(server: GrpcServer, endpoint: str) -> None:
+async def test_health_is_free_truthful_and_can_be_watched(
+    server: GrpcServer, endpoint: str
+) -> None:
+    reply = health_pb2.HealthCheckResponse
     async with open_channel(endpoint) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def ask(name: str) -> int:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
-            return int(reply.status)
+            asked = health_pb2.HealthCheckRequest(service=name)
+            return int((await stub.Check(asked, timeout=5)).status)
 
-        assert await ask("") == health_pb2.HealthCheckResponse.SERVING
-        assert await ask(NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
-        await server.set_serving(True)
-        assert await ask(NAME) == health_pb2.HealthCheckResponse.SERVING
+        assert await ask("") == reply.SERVING
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=20)
+        assert (await watch.read()).status == await ask(NAME) == reply.NOT_SERVING
+        for serving in (True, False):
+            await server.set_serving(serving)
+            wanted = reply.SERVING if serving else reply.NOT_SERVING
+            assert (await watch.read()).status == await ask(NAME) == wanted
+        watch.cancel()
 
 
 async def test_a_port_that_is_taken_is_an_error_and_not_shared(endpoint: str) -> None:
@@ -186,16 +193,3 @@ async def test_a_refusal_says_when_to_come_back_in_every_dialect(endpoint: str) 
     info = error_details_pb2.RetryInfo()
     assert status.details[0].Unpack(info)
     assert (status.code, info.retry_delay.ToMilliseconds()) == (8, 1500)
-
-
-async def test_health_can_be_watched(server: GrpcServer, endpoint: str) -> None:
-    async with open_channel(endpoint) as channel:
-        request = health_pb2.HealthCheckRequest(service=NAME)
-        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=20)
-        said = [(await watch.read()).status]
-        for serving in (True, False):
-            await server.set_serving(serving)
-            said.append((await watch.read()).status)
-        watch.cancel()
-    reply = health_pb2.HealthCheckResponse
-    assert said == [reply.NOT_SERVING, reply.SERVING, reply.NOT_SERVING]

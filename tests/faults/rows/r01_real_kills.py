@@ -8,13 +8,10 @@ silence of a stream around a kill.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 
-from benchmarks.row import note
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, Stream, asking, judged, wave, whole
+from faults.streams import PATIENT, judged, killed, wave
 
 STREAMS, TOKENS = 8, 160
 KILLS, LONG_KILLS = 6, 200
@@ -24,9 +21,9 @@ STALL_S = 1.5
 def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
-        streams, at = asyncio.run(_storm(cell, kills))
+        workers = [name for name in cell.children if not name.startswith("coordinator/")]
+        streams, stalls = asyncio.run(killed(cell, wave(STREAMS, TOKENS), 1, kills, workers))
         settled = cell.settled(30.0)
-    stalls = [one.silence(when) for when in at for one in streams if one.lives(when)]
     value = {"kills": kills, **judged(streams), "hit": len(stalls), "all_freed": settled}
     value |= {f"stall_p{p}_s": round(quantile(stalls, p / 100), 3) for p in (50, 99)}
     bars = {
@@ -35,18 +32,3 @@ def rows(args: Args) -> Rows:
         "all freed": settled,
     }
     yield statement("1", "killed workers cost a pause", value, bars)
-
-
-async def _storm(cell: FaultCell, kills: int) -> tuple[list[Stream], list[float]]:
-    draw, at = random.Random(1), list[float]()
-    names = [name for name in cell.children if not name.startswith("coordinator/")]
-    async with asking(cell, wave(STREAMS, TOKENS)) as streams:
-        for number in range(kills):
-            await asyncio.sleep(draw.uniform(0.1, 1.5))
-            victim = draw.choice(names)
-            at.append(time.monotonic())
-            await asyncio.to_thread(cell.kill, victim)
-            await asyncio.to_thread(cell.restart, victim)
-            await whole(cell)
-            note(f"{number + 1} kills, {len(streams)} streams")
-    return streams, at

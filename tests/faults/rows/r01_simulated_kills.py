@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 
 from benchmarks.row import note
-from faults.promises import PATIENT, killed
+from faults.promises import PATIENT, drawn, killed
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.simulated import SimulatedCell, simulate
+from faults.simulated import SimulatedCell
 from faults.streams import Stream
 
 KILLS, LONG_KILLS, KILLS_EACH = 48, 2000, 6
@@ -37,12 +37,8 @@ def rows(args: Args) -> Rows:
     answers: list[Stream] = []
     problems: list[str] = []
     for seed in range(kills // KILLS_EACH):
-        draw = random.Random(f"kills/{seed}")
-        made, found = simulate(
-            lambda cell, draw=draw: killing(cell, draw), seed=seed, verifiers=2,
-            drafters=1 + seed % 2,
-            coordinator=PATIENT,
-        )  # fmt: skip
+        cell = {"verifiers": 2, "drafters": 1 + seed % 2, "coordinator": PATIENT}
+        made, found = drawn(killing, "kills", seed, **cell)
         answers += made
         problems += found
         note(f"{(seed + 1) * KILLS_EACH} kills, {len(problems)} problems")

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 from benchmarks.row import note
 from dspark.client import DeadlineExceeded
+from faults.promises import drawn
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.simulated import SimulatedCell, simulate
+from faults.simulated import SimulatedCell
 
 STEP_S = 0.0053  # of the simulated verifier, with its hops
 LIMIT_S = STEP_S + 0.1
@@ -46,7 +48,7 @@ async def leave(cell: SimulatedCell, how: str, draw: random.Random) -> tuple[flo
 
 
 async def story(
-    cell: SimulatedCell, rounds: int, draw: random.Random
+    cell: SimulatedCell, draw: random.Random, rounds: int
 ) -> tuple[list[float], list[str]]:
     """Groups that leave together; the seconds until nothing of them is held."""
     took, wrong = [], []
@@ -71,12 +73,8 @@ def rows(args: Args) -> Rows:
     took: list[float] = []
     wrong: list[str] = []
     for seed in range(8):
-        draw = random.Random(f"leaving/{seed}")
-        some, problems = simulate(
-            lambda cell, draw=draw: story(cell, requests // 8 // AT_ONCE, draw),
-            seed=seed,
-            synthetic=True,
-        )
+        tell = partial(story, rounds=requests // 8 // AT_ONCE)
+        some, problems = drawn(tell, "leaving", seed, synthetic=True)
         took += some
         wrong += problems
         note(f"{len(took) * AT_ONCE} requests, slowest {max(took):.3f} s")

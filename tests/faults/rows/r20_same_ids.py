@@ -15,12 +15,18 @@ from typing import Any
 
 from benchmarks.row import note
 from faults import pair
-from faults.promises import PATIENT, judged, take_out_youngest
+from faults.promises import PATIENT, drawn, judged, take_out_youngest
 from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
+from faults.simulated import SimulatedCell
 from faults.streams import Stream
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
+CELL: dict[str, Any] = {
+    "verifiers": 2,
+    "drafters": 2,
+    "coordinator": {**PATIENT, "max_running": 64},
+    "verify": {"kv_tokens": 512},
+}
 POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3", "threshold:0.7")
 
 
@@ -77,11 +83,7 @@ def rows(args: Args) -> Rows:
     told: dict[str, Any] = dict.fromkeys(("preempted", "cached", "verified", "accepted"), 0)
     told["problems"] = []
     for seed in range(count // EACH):
-        draw = random.Random(f"company/{seed}")
-        made = simulate(
-            lambda cell, draw=draw: company(cell, draw), seed=seed, verifiers=2, drafters=2,
-            coordinator={**PATIENT, "max_running": 64}, verify={"kv_tokens": 512},
-        )  # fmt: skip
+        made = drawn(company, "company", seed, **CELL)
         told = {name: value + made[name] for name, value in told.items()}
         note(f"{(seed + 1) * EACH} requests, {len(told['problems'])} problems")
     value = {"requests": count, **told, "problems": told["problems"][:3], "engine": "pair"}
