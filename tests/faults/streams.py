@@ -22,7 +22,7 @@ from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from faults import oracle, pair
 from faults.processes import FaultCell
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
 # Ratio rules without a seed: what was drawn cannot be drawn again.
@@ -58,6 +58,10 @@ class Stream:
     @property
     def finish(self) -> str:
         return self.end.finish_reason if self.end is not None else ""
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None or self.error is not None
 
     async def run(self, client: AsyncClient) -> None:
         asked = client.generate(
@@ -152,8 +156,9 @@ async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[
 async def killed(
     cell: FaultCell, streams: Sequence[Stream], seed: int, kills: int, victims: Sequence[str]
 ) -> tuple[list[Stream], list[float]]:
-    """Kills one of these processes after the other beside such streams and starts it again; all
-    that were asked, and in seconds the silence of each that lived through a kill."""
+    """Kills one of these processes after the other beside such streams and starts it again, until
+    all of them have gone on; what was asked, and in seconds the silence of each that lived through
+    a kill."""
     draw, at = random.Random(seed), list[float]()
     async with asking(cell, streams) as asked:
         for number in range(kills):
@@ -163,6 +168,10 @@ async def killed(
             await asyncio.to_thread(cell.kill, victim)
             await asyncio.to_thread(cell.restart, victim)
             await whole(cell)
+            begun = [one for one in asked if one.times]
+            await until(
+                lambda begun=begun: all(one.over or one.times[-1] > at[-1] for one in begun)
+            )
             note(f"{number + 1} kills, {len(asked)} streams")
     return asked, [one.silence(when) for when in at for one in asked if one.lives(when)]
 
