@@ -160,16 +160,9 @@ class Conductor:
 
 
 @contextlib.asynccontextmanager
-async def conducting(
-    verifier: Any, plan: Plan, *, token: str | None = None, tls: Any = None
-) -> AsyncIterator[Conductor]:
-    channel = open_channel(verifier.endpoint, tls=tls)
-    port = ControlClient(
-        channel,
-        name="verify/0",
-        incarnation=verifier.incarnation,
-        token=token,
-    )
+async def conducting(verifier: Any, plan: Plan) -> AsyncIterator[Conductor]:
+    channel = open_channel(verifier.endpoint)
+    port = ControlClient(channel, name="verify/0", incarnation=verifier.incarnation, token=None)
     conductor = Conductor(port, plan)
     try:
         yield conductor

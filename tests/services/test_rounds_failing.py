@@ -32,8 +32,6 @@ from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
-from tests.certificates import Authority
-from tests.keys import token_files
 from tests.waiting import until
 from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts
@@ -583,19 +581,3 @@ async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
         assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, (
             "and it is counted"
         )
-
-
-async def test_a_cell_with_tokens_and_certificates(pair: str, tmp_path: Path) -> None:
-    ours = Authority(tmp_path)
-    tokens, files = token_files(tmp_path, "worker")
-    secured = {**ours.settings(), **files}
-    async with verifier(pair, **secured) as v, drafter(pair, **secured) as d:
-        async with conducting(v, PLAN, token=tokens["worker"], tls=ours.tls()) as conductor:
-            conductor.know(1, d)
-            asked = [
-                conductor.ask([5 + place, 6] * 60, SAMPLED, LONG, drafter=1) for place in range(2)
-            ]
-            await so_far(v, conductor, asked, lambda: all(map(verified, asked)))
-        async with conducting(v, PLAN, tls=ours.tls(), token="another") as stranger:
-            await until(lambda: stranger.why_lost is not None)
-            assert "unauthenticated" in str(stranger.why_lost)

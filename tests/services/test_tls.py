@@ -107,7 +107,7 @@ async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> N
 async def _answered(endpoint: str, tls: Tls, token: str | None = None) -> int:
     """How many tokens an answer has."""
     async with AsyncClient(endpoint, token=token, tls=tls) as client:
-        answer = await client.complete([1, 2, 3], max_tokens=8, timeout=20)
+        answer = await client.complete([1, 2, 3], max_tokens=8, timeout=20, policy="fixed:3")
     return len(answer.token_ids)
 
 
@@ -128,6 +128,7 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             with pytest.raises(Unavailable):
                 await _answered(endpoint, theirs.tls(), "a-token-of-the-tenant-acme")
             assert await _answered(endpoint, tenant) == 8, "its certificate says who it is"
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
         for process in (coordinator, front):
             assert process.metrics.value("refusals_total", reason="unauthenticated") == 1
         async with AsyncClient(coordinator.endpoint, tls=tenant) as client:
