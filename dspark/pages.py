@@ -3,10 +3,10 @@ it.
 
 Pure bookkeeping over page numbers, without tensors or devices. A page may have several holders
 (sequences that share a prefix, the prefix cache); it is free when it has none. A sequence is opened
-with the length it may reach and placed at a free run of that many pages if there is one, its wish:
-consecutive slots can be read as a view, scattered pages must be gathered. The wish is no
-reservation: allocations avoid it while other pages are free, then take from its far half. A search
-takes time with the size of the pool, so it is done for SPARE pages at once.
+with the length it may reach and placed at a free run of that many pages, or of as many as it begins
+with, its wish: consecutive slots can be read as a view, scattered pages must be gathered. The wish
+is no reservation: allocations avoid it while other pages are free, then take from its far end. A
+search takes time with the size of the pool, so it is done for SPARE pages at once.
 
 Invariant: `free` counts the pages without a holder; a page with several holders is never written.
 """
@@ -95,7 +95,8 @@ class KVBlockPool:
         table = self._tables[key] = _Table()
         self._give(table, shared)
         self.retain(shared)
-        for wanted in [] if shared else [self.pages_for(longest), self.pages_for(tokens)]:
+        lengths = {} if shared else dict.fromkeys((longest, tokens))
+        for wanted in map(self.pages_for, lengths):
             if (home := self._home(wanted)) is not None:
                 table.wish = (home, home + wanted)
                 self._wished[home : home + wanted] = True
@@ -117,7 +118,7 @@ class KVBlockPool:
             behind += 1
         self._holders[page : page + behind] = 1
         self._give(table, range(page, page + behind))
-        self._give(table, [self._elsewhere() for _ in range(need - behind)])
+        self._give(table, self._elsewhere(need - behind))
         self.free -= need
         return True
 
@@ -190,30 +191,46 @@ class KVBlockPool:
         fitting = runs[runs[:, 1] >= wanted]
         return int(fitting[fitting[:, 1].argmin(), 0]) if len(fitting) else None
 
-    def _elsewhere(self) -> int:
-        """Takes one of the free pages, there being one."""
-        while True:
+    def _elsewhere(self, need: int) -> list[int]:
+        """Takes `need` of the free pages, there being as many."""
+        taken: list[int] = []
+        while len(taken) < need:
             if not self._spare:
-                self._spare.extend(self._found())
+                self._spare.extend(self._found(need - len(taken)))
             if self._is_open(page := self._spare.pop()):
                 self._holders[page] = 1
-                return page
+                taken.append(page)
+        return taken
 
-    def _found(self) -> list[int]:
-        """Up to SPARE free pages, next one last: those of the shortest open runs; if there are
-        none, the far halves of the longest runs in wishes, which no longer hold them."""
+    def _found(self, need: int) -> list[int]:
+        """`need` free pages, and some for later, the next one last: of open runs the shortest that
+        suffice, else the longest; if there are none, the far ends of wishes, which are cut
+        there."""
+        most = max(need, SPARE)
         runs = _runs((self._holders == 0) & ~self._wished)
-        runs = runs[np.argsort(runs[:, 1], kind="stable")]
-        if not len(runs):
+        robs = not len(runs)
+        if robs:
             runs = _runs(self._holders == 0)
-            runs = runs[np.argsort(-runs[:, 1], kind="stable")]
-            runs[:, 0] += runs[:, 1] // 2
-            runs[:, 1] -= runs[:, 1] // 2
+        size = runs[:, 1]
+        suffices = (size >= need) & (not robs)
         found: list[int] = []
-        for first, count in runs[:SPARE].tolist():
-            found += range(first, first + min(count, SPARE - len(found)))
-        self._wished[found] = False
+        for first, count in runs[np.lexsort((np.where(suffices, size, -size), ~suffices))].tolist():
+            if len(found) == most:
+                break
+            cut = min(-(-count // 2) if robs else count, most - len(found))
+            start = first + count - cut if robs else first
+            found += range(start, start + cut)
+            if robs:
+                self._cut_wish(start)
         return found[::-1]
+
+    def _cut_wish(self, page: int) -> None:
+        """Ends the wish that this page is in before it."""
+        for table in self._tables.values():
+            first, last = table.wish
+            if first <= page < last:
+                table.wish = (first, page)
+                self._wished[page:last] = False
 
     def _give(self, table: _Table, pages: Sequence[int]) -> None:
         whole = [*table.pages[-1:], *pages]

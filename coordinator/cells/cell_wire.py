@@ -14,6 +14,7 @@ from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
 from dspark.client.fields import copied
 from dspark.errors import (
+    ContextExceeded,
     Expired,
     InvalidRequest,
     Overloaded,
@@ -145,6 +146,7 @@ _Failed = frontend_pb2.Failed
 # the first matching type counts
 _FAILURES: tuple[tuple[frontend_pb2.Failed.Kind, type[Exception]], ...] = (
     (_Failed.KIND_UNSUPPORTED, Unsupported),
+    (_Failed.KIND_CONTEXT_EXCEEDED, ContextExceeded),
     (_Failed.KIND_INVALID, InvalidRequest),
     (_Failed.KIND_OVERLOADED, Overloaded),
     (_Failed.KIND_UNAVAILABLE, Unavailable),

@@ -25,6 +25,7 @@ REASONS = {  # why a block was empty, as metrics name it
     "rows lost": "features_missing",
     "no drafter": "no_drafter",
     "drafter late": "drafter_late",
+    "drafter busy": "drafter_busy",
     "drafter lost": "drafter_lost",
     "anchor used": "drafted_before",
     "last token": "last_token",

@@ -219,7 +219,7 @@ def _check_prompt(
         raise ContextExceeded(
             field,
             f"the prompt is too long: this model's maximum context length is {longest} tokens "
-            f"here, and its {len(prompt)} leave no room for an answer",
+            f"here, and {len(prompt)} prompt tokens leave no room for an answer",
         )
     check_ids(field, prompt, vocab_size)
 

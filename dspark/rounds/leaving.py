@@ -75,7 +75,7 @@ class Leaving:
 
     def make_room(self, sequence: SequenceState) -> None:
         """Lets the youngest of all settle, as a sequence found no page. This one stays ready if
-        pages were freed at once; else it waits.
+        pages were freed at once; else it waits, or is the youngest and leaves.
 
         The choice does not depend on what was drawn. One leaves at a time; the others wait.
         """

@@ -50,13 +50,12 @@ class Orders:
         self._last = 0
 
     def owes(self, drafter: int) -> bool:
-        """Whether a drafter gets no order until it has answered."""
-        if self._owed and any(order.drafter == drafter for order in self._owed.values()):
-            return True
-        return (
-            len(self._open) >= MAX_OPEN_ORDERS
-            and sum(order.drafter == drafter for order in self._open.values()) >= MAX_OPEN_ORDERS
-        )
+        return bool(self._owed) and any(order.drafter == drafter for order in self._owed.values())
+
+    def full(self, drafter: int) -> bool:
+        """Whether a drafter has as many orders as it takes."""
+        its = (order.drafter == drafter for order in self._open.values())
+        return len(self._open) >= MAX_OPEN_ORDERS and sum(its) >= MAX_OPEN_ORDERS
 
     def send(
         self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float

@@ -177,6 +177,9 @@ def test_a_conversation_is_tokenized_with_its_tools(cell: HttpCell) -> None:
     body = {"messages": messages, "tools": tools}
     told = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0).json()
     assert told["tokens"] == made.choices[0].prompt_token_ids
+    body = {"prompt": "wake me", "tools": tools}
+    refused = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,15 @@ def test_a_wish_is_no_reservation() -> None:
     assert pool.grow("a", 12)
     assert pool.free == 0
     assert sorted(slots(pool, "a", 12) + slots(pool, "b", 20)) == list(range(32))
+    pool = KVBlockPool(1024, 1)
+    for key in "ab":
+        assert pool.open(key, 1, 1024)
+    assert pool.grow("a", 1024 - SPARE)
+    assert isinstance(pool.slots("a", 0, 1024 - SPARE), range), "what it loses is the far end"
+    assert pool.open("c", 2, 2)
+    pool.release("a")
+    assert pool.open("d", 900, 900)
+    assert isinstance(pool.slots("d", 0, 900), range), "and is wished for no more"
 
 
 def test_the_shortest_run_that_fits_is_taken_and_parts_of_it_are_found() -> None:

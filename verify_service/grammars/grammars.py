@@ -209,7 +209,8 @@ class Grammars:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1.0)
                 raise
-            began, answer = time.monotonic(), b""  # the child's time begins with the request
+            answer = b""
+            began = time.monotonic()  # the child's time begins with the request
             ours.settimeout(wall_s)
             with contextlib.suppress(ConnectionError):
                 try:
@@ -221,11 +222,12 @@ class Grammars:
                         answer += part
                 except TimeoutError:
                     return None
+        late = time.monotonic() - began >= wall_s  # this thread may come behind the child's end
         if not answer:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it runs, or is about to end
                 process.wait(timeout=0.05)
                 raise ChildProcessError("its process ended")
-            if time.monotonic() - began >= wall_s:  # this thread may come behind the child's end
+            if late:
                 return None
         return answer
 

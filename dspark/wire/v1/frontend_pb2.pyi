@@ -149,6 +149,7 @@ class Failed(_message.Message):
         KIND_EXPIRED: _ClassVar[Failed.Kind]
         KIND_INTERNAL: _ClassVar[Failed.Kind]
         KIND_CANCELLED: _ClassVar[Failed.Kind]
+        KIND_CONTEXT_EXCEEDED: _ClassVar[Failed.Kind]
     KIND_UNSPECIFIED: Failed.Kind
     KIND_INVALID: Failed.Kind
     KIND_UNSUPPORTED: Failed.Kind
@@ -157,6 +158,7 @@ class Failed(_message.Message):
     KIND_EXPIRED: Failed.Kind
     KIND_INTERNAL: Failed.Kind
     KIND_CANCELLED: Failed.Kind
+    KIND_CONTEXT_EXCEEDED: Failed.Kind
     CALL_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]

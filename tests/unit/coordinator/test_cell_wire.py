@@ -10,6 +10,7 @@ from coordinator.cells import cell_wire
 from coordinator.cells.cell import CellTerms
 from coordinator.requests.validation import Limits
 from dspark.errors import (
+    ContextExceeded,
     Expired,
     InvalidRequest,
     Overloaded,
@@ -118,6 +119,7 @@ def test_columns_that_do_not_fit_break_the_protocol(fields: dict[str, list[int]]
     [
         InvalidRequest("sampling_params.top_p", "must be in (0, 1], got 7.0"),
         Unsupported("logprobs", "not with this engine"),
+        ContextExceeded("text", "the prompt is too long"),
         Overloaded("9 requests wait already", 1.25),
         Unavailable("no verifier is connected"),
         Expired("no answer within 3 s"),

@@ -126,7 +126,7 @@ def test_a_prompt_alone_may_fill_the_context_but_not_the_pool() -> None:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (ask((5,) * 45), "length is 40 tokens here, and its 45 leave no room for an answer"),
+        (ask((5,) * 45), "length is 40 tokens here, and 45 prompt tokens leave no room"),
         (ask(max_tokens=39), "2 prompt tokens and 39 more exceed .* length is 40 tokens here"),
         (ask(stop_token_ids=list(range(65))), "65 ids, at most 64 are allowed"),
         (ask(logit_bias={7: 1.0, 100: 1.0}), "token id 100 is not below the vocabulary size 100"),

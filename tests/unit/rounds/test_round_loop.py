@@ -305,7 +305,7 @@ def test_a_drafter_gets_no_more_orders_than_it_takes() -> None:
     ]
     assert len(orders) == MAX_OPEN_ORDERS
     told = [verifier.loop.sequence(number) for number in (MAX_OPEN_ORDERS, MAX_OPEN_ORDERS + 1)]
-    assert {each.why_empty for each in told if each is not None} == {"drafter late"}
+    assert {each.why_empty for each in told if each is not None} == {"drafter busy"}
     verifier.blocks(orders[0], (0.9,))
     assert of(verifier.prefilled(99), SendOrder), "it has answered one"
 
