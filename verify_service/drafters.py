@@ -333,7 +333,8 @@ class Drafters:
         for row in spoilt:
             row.answer.blocks.spoil([row.place])
             self._metrics.dropped.labels(kind="block", reason="malformed").inc()
-        good, bad = ({row.answer.order: row.answer for row in rows} for rows in (sound, spoilt))
+        bad = {row.answer.order: row.answer for row in spoilt}
+        good = {row.answer.order: row.answer for row in sound}
         for order, answer in {**bad, **good}.items():
             known = self._known.get(answer.drafter)
             whole = len(answer.blocks.spoilt) == len(answer.blocks.lengths)

@@ -28,7 +28,8 @@ def add_commands(commands: Any) -> None:
     check.set_defaults(run=_check)
     where = "folder to write, which must not be there yet"
     convert = actions.add_parser("convert", help="write a drafter in the speculators format")
-    add, made_of = convert.add_argument, "DSpark, DFlash or Eagle3, Qwen3 layers, tables of its own"
+    add = convert.add_argument
+    made_of = "DSpark, DFlash or Eagle3, Qwen3 layers, tables of its own"
     add("drafter", metavar="PATH", type=Path, help=made_of)
     add("out", type=folder, help=where)
     add("--verifier", help="name of the target, for the file")
@@ -43,7 +44,8 @@ def add_commands(commands: Any) -> None:
     add("--dtype", choices=["float32", "bfloat16", "float16"], help="round to it (as it is stored)")
     share.set_defaults(run=_share)
     taken = actions.add_parser("import", help="write a GGUF target as an ordinary model folder")
-    add, made_of = taken.add_argument, "a .gguf file, a known name (smollm2), or its wheel"
+    add = taken.add_argument
+    made_of = "a .gguf file, a known name (smollm2), or its wheel"
     add("source", metavar="FILE_OR_NAME", help=made_of)
     add("out", type=folder, help=where)
     add("--json", action="store_true", help="one JSON object, of a failure too")

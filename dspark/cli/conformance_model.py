@@ -100,7 +100,8 @@ def _block_problems(
             [length + size for length in lengths],
             target.folder if target is not None else None,
         )
-        items, greedy = [], SamplingParams(temperature=0.0)
+        items = []
+        greedy = SamplingParams(temperature=0.0)
         for number, (case, length) in enumerate(zip(cases, lengths, strict=True)):
             cursor, anchor = Cursor(number, 1, 1, length + 1), int(case["anchor_id"][0])
             served(draft.open(cursor, length + size))

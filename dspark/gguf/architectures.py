@@ -64,7 +64,8 @@ def architecture_of(settings: Mapping[str, Any]) -> Architecture:
 
 def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a file with these settings and tensor names. Raises CheckpointError."""
-    made, prefix = architecture_of(settings), settings["general.architecture"]
+    made = architecture_of(settings)
+    prefix = settings["general.architecture"]
     keys = Keys(dict(settings))
 
     def count(key: str, **bounds: int) -> int:
