@@ -110,6 +110,7 @@ async def test_answers_go_on_word_for_word(site: Site, lost: str, name: str) -> 
     value = site.serving.metrics.value
     if lost == "verifier":
         assert value("handovers_total", reason="lost") >= 1
+        assert stream.resumed == 0, "the coordinator mends it, not the client"
     else:
         assert stream.resumed >= 1
         assert value("prefills_total", reason="resumed") >= 1

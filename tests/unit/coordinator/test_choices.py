@@ -13,7 +13,7 @@ from rounds_cell import RoundsCell, virtual
 
 from coordinator.answers.answer import Reason, RequestStats
 from coordinator.lanes.request_state import LifeState, RequestState
-from dspark.errors import InvalidRequest, Overloaded, PeerError
+from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 
@@ -74,6 +74,19 @@ async def test_an_abort_ends_what_has_not_ended() -> None:
     assert cell.admission.abort("r")
     assert not cell.admission.abort("r")
     assert [state.end.reason for state in states if state.end] == [Reason.ABORT] * 3
+    await asyncio.sleep(0.1)
+    assert cell.clean()
+
+
+@virtual
+async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() -> None:
+    cell = RoundsCell()
+    states = ask(cell, 3, max_tokens=90)
+    await cell.until(lambda: states[0].answer.length > 9)
+    stands = states[0].answer.length
+    cell.admission.cut_all()
+    with pytest.raises(Unavailable, match=f"the coordinator stops; .* at offset {stands}$"):
+        await read(states)
     await asyncio.sleep(0.1)
     assert cell.clean()
 

@@ -19,7 +19,7 @@ from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
-from dspark.errors import InvalidRequest, Overloaded, Unavailable
+from dspark.errors import InvalidRequest, Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission, PassReport, Up
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -94,6 +94,11 @@ async def lost(journal: Journal, at_least: int) -> Desk:
     await desk.read(at_least=at_least)
     desk.toy.lose_verifier()
     return desk
+
+
+async def to_the_end(sink: OutputQueue) -> None:
+    while await sink.take() is not None:
+        continue
 
 
 def in_memory() -> Journal:
@@ -267,6 +272,22 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
     await second.read()
     assert second.shown[0] == second.shown[2] == EXPECTED
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]
+
+
+@virtual
+async def test_a_running_request_is_taken_over_and_its_former_stream_told_so() -> None:
+    desk = Desk(in_memory())
+    desk.ask()
+    await desk.read(at_least=5)
+    former = desk.sink
+    desk.resume()
+    with pytest.raises(RequestCancelled, match="resumed it elsewhere"):
+        await to_the_end(former)
+    await desk.read()
+    assert desk.shown[0] == EXPECTED
+    await asyncio.sleep(0.1)
+    assert desk.toy.clean()
+    assert desk.toy.admission.running == 0
 
 
 @pytest.mark.parametrize(

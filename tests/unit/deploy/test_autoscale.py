@@ -100,6 +100,16 @@ def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() 
     assert history[3][0] == 1000, "who waits for the first drafter waits for nothing else"
 
 
+def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
+    history = _simulate(
+        lambda now, v, d: PoolReading(streams=0, drafter_busy=0.0),
+        1200,
+        start=(1, 4),
+        config=replace(CONFIG, min_drafters=2),
+    )
+    assert history[-1][2] == 2
+
+
 def test_verifiers_follow_pages() -> None:
     history = _simulate(
         lambda now, v, d: PoolReading(streams=8, drafter_busy=0.5, pages=min(1.0, 1.7 / v)), 900
@@ -146,6 +156,17 @@ def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
     assert step(memory, size, Need(50, 50, ""), (1, 4), CALM, 7.0)[1] == 4
     assert step(Memory(), 9, Need(1, 9, ""), (1, 4), CALM, 0.0)[1] == 4, "above the bound: at once"
     assert step(Memory(), 1, Need(0, 0, ""), (2, 4), CALM, 0.0)[1] == 2, "below the bound: at once"
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [[(0, 1), (30, 3), (35, 1), (61, 1)], [(0, 3), (4, 1), (7, 3)], [(0, 3), (4, 2), (7, 3)]],
+)
+def test_a_need_begins_anew_once_it_was_interrupted(looks: list[tuple[int, int]]) -> None:
+    memory, size = Memory(), 2
+    for now, need in looks:
+        memory, size = step(memory, size, Need(need, need, ""), (1, 4), CALM, float(now))[:2]
+    assert size == 2
 
 
 def test_a_pool_rests_after_a_change() -> None:

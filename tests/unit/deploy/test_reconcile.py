@@ -6,6 +6,13 @@ from deploy import reconcile
 from deploy.reconcile import Observed, Phase, plan
 
 
+def test_what_is_desired_and_absent_is_started_in_a_stable_order() -> None:
+    assert plan({"verify/1", "draft/0", "verify/0"}, {}, 0.0) == (
+        ["draft/0", "verify/0", "verify/1"],
+        [],
+    )
+
+
 def test_a_replica_that_keeps_failing_waits_twice_as_long_each_time_up_to_a_bound() -> None:
     seen, now, waits = reconcile.starting(None, 0.0), 0.0, []
     for _ in range(9):
