@@ -142,6 +142,15 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
         assert len(states) == 4
 
 
+async def test_rounds_and_rows_bring_the_workers_token(tmp_path: Path) -> None:
+    _, shared = token_files(tmp_path, "worker")
+    async with Cell(pair=FLAT, shared=shared) as cell:
+        coordinator = await cell.whole()
+        async with AsyncClient(coordinator.endpoint) as client:
+            await client.complete([1, 2, 3] * 100, max_tokens=40, timeout=20, policy="fixed:3")
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
+
+
 async def test_a_verifier_is_found_again_when_all_certificates_are_others(tmp_path: Path) -> None:
     """At the same address, by a coordinator that was started with the former ones."""
     authority = Authority(tmp_path)
