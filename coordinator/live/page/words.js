@@ -14,6 +14,7 @@ const EMPTY = {
   last_token: "One token was left to say, and the model says that one itself.",
   late: "The drafter was late. The round did not wait any longer and went on without a draft.",
   drafter_late: "The drafter still owes an earlier reply, so it was not asked again.",
+  drafter_busy: "The drafter has as many orders as it takes, so it was not asked again.",
   drafter_lost: "The drafter was lost. The round went on without a draft.",
   features_missing: "The drafter has not got all of the context yet, so there was no draft.",
   drafted_before: "A draft had been asked for at this very place before, and is not asked for " +
