@@ -111,7 +111,7 @@ def tokenizing_routes(api: Api) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages")
         if body.prompt is not None:
-            if body.tools:
+            if body.tools is not None:
                 raise Unsupported("tools", "beside a prompt; they go with messages")
             return await encoded(
                 tokenizer, body.prompt, "prompt", add_special=body.add_special_tokens is not False

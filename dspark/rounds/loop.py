@@ -369,10 +369,8 @@ class RoundLoop:
             return "last token"  # the target's own fills the answer
         if not sequence.drafter:
             return "rows missing" if sequence.feeding else "no drafter"
-        if self._orders.owes(sequence.drafter):
-            return "drafter late"
-        if self._orders.full(sequence.drafter):
-            return "drafter busy"
+        if closed := self._orders.closed(sequence.drafter):
+            return closed
         if sequence.committed_len - 1 - sequence.rows_sent > self._waits.inline_rows:
             if not sequence.feeding:  # else another drafter takes over soon
                 feeding.resend(sequence, sequence.rows_sent, self._waits.inline_rows, self._ask)

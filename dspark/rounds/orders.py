@@ -49,13 +49,15 @@ class Orders:
         self._owed: dict[int, _Order] = {}
         self._last = 0
 
-    def owes(self, drafter: int) -> bool:
-        return bool(self._owed) and any(order.drafter == drafter for order in self._owed.values())
-
-    def full(self, drafter: int) -> bool:
-        """Whether a drafter has as many orders as it takes."""
-        its = (order.drafter == drafter for order in self._open.values())
-        return len(self._open) >= MAX_OPEN_ORDERS and sum(its) >= MAX_OPEN_ORDERS
+    def closed(self, drafter: int) -> str:
+        """Why a drafter gets no order for now, "" if it does: it owes a reply, or has as many
+        orders as it takes."""
+        if self._owed and any(order.drafter == drafter for order in self._owed.values()):
+            return "drafter late"
+        if len(self._open) < MAX_OPEN_ORDERS:
+            return ""
+        its = sum(order.drafter == drafter for order in self._open.values())
+        return "drafter busy" if its >= MAX_OPEN_ORDERS else ""
 
     def send(
         self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float

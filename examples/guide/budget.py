@@ -9,7 +9,6 @@ from dspark import plots
 from dspark.training import metrics
 from dspark.training.asked import questions
 from dspark.training.judged import Judge
-from dspark.types import Rule
 from guide.pair import QUESTIONS, Tour
 
 THRESHOLDS = [n / 10 for n in range(10)]
@@ -48,6 +47,6 @@ not depend on the token in it."""
 def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:
     """The rounds, played at every threshold on the very same texts and drafts."""
     judge = Judge(tour.target, tour.drafter, tour.tokens, cut=64)
-    drawn = judge.answers(questions(path, tour.target, rows=tour.rows), 1.0, Rule.TOKEN, seed=0)
-    texts = list(judge.texts(drawn, Rule.TOKEN, seed=1))
+    asked = questions(path, tour.target, rows=tour.rows)
+    texts = list(judge.texts(asked, 1.0, "token", seed=0))
     return metrics.sweep(texts, tour.slots, THRESHOLDS, tour.calibration.fit("sampled", "token"))
