@@ -199,10 +199,8 @@ class EngineCore(ABC):
     def grow(self, sequence: int, epoch: int, committed_len: int, slots: int) -> int | None:
         """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these,
         or None without a page for the anchor."""
-        state = self._holdings.states.get(sequence)
-        if state is None or state.epoch != epoch:
-            return None
-        return self._holdings.grow_within(state, committed_len, slots)
+        state = self.find(sequence, epoch)
+        return None if state is None else self._holdings.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Feature rows and grammar masks to send with an order."""

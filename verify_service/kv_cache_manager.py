@@ -189,7 +189,8 @@ class KVCacheManager:
         for sequence, epoch, _, committed_len, _, _, start in asked:
             state, count, mask = self.states.get(sequence), 0, b""
             if state is not None and state.epoch == epoch:
-                mask, stop = state.first_mask, min(committed_len - 1, state.cached)
+                mask = state.first_mask
+                stop = min(committed_len - 1, state.cached)
                 if state.keep_features and stop > start:
                     count = stop - start
                     token_ids += state.token_ids[start:stop]

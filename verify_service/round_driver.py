@@ -87,7 +87,7 @@ class RoundDriver:
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
-        self.grow = self._engine.grow
+        self.grow = self._engine.grow  # of `KVCache`, and `free` below
         config = self._engine.config
         waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
