@@ -18,6 +18,7 @@ from verify_service.grammars.matcher import GrammarMatcher
 
 KIND = ConstraintKind
 BYTES = [bytes([byte]) for byte in range(256)]
+UUID = '"2d1f0a6c-0b1e-4c3d-8e5f-6a7b8c9d0e1f"'
 NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
 
 
@@ -118,6 +119,8 @@ SCHEMAS = [
     (text(format="time", pattern=r"^\d\d:\d\d$|^$"), '"10:59"', '"10:59:59Z"'),
     (text(pattern=r"^[A-Z]{2}\d?$", minLength=1), '"AB"', '""'),
     (text(format="uri", maxLength=94), '"a://b:80/cdef"', '"a://b/cdefg"'),
+    (text(format="uri", maxLength=94), '"a://b/cdef"', '"a://b:/"'),
+    (text(format="uuid4"), UUID, UUID.replace("-4", "-3")),
     ('{"type":"object","propertyNames":{"minLength":2}}', '{"ab": 1}', '{"a": 1}'),
     (text(pattern="aa"), '"aa"', '"baa"'),
     ('{"type":"object","patternProperties":{"^x-":{}}}', '{"x-y": 1}', '{"y": 1}'),
