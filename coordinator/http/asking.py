@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from coordinator.http.api import Api
-from coordinator.http.errors import ID_HEADER, id_headers, param_of
+from coordinator.http.errors import ID_HEADER, NAMED, id_headers, param_of
 from coordinator.http.schema import Body, Form
 from coordinator.reception.output_processor import OutputChunk
 from coordinator.reception.response_stream import ResponseStream
@@ -98,6 +98,7 @@ class Asking:
         record: answers keep (verified, accepted) of each round as `steps`."""
         check_count("prompt", len(prompts), MAX_PROMPTS, "prompts")
         asking = Asking(kind, request.headers.get(ID_HEADER), names)
+        request.scope[NAMED] = asking.headers
         try:
             with naming(asking._name):
                 for index, prompt in enumerate(prompts):

@@ -88,6 +88,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
 
 
 ID_HEADER = "x-request-id"
+NAMED = "request_named"  # key of a scope: the headers with the name that a request is logged under
 
 # Anthropic's error types by status, for its own routes.
 _MESSAGES = "/v1/messages"
@@ -118,10 +119,11 @@ def id_headers(name: str) -> dict[str, str]:
 
 
 def error_response(scope: Scope, error: Exception) -> JSONResponse:
-    """The response to `error`, in the shape of the route, with the name that its client gave."""
+    """The response to `error`, in the shape of the route, with the request's name if it has one."""
     status, body, headers = described(error)
     if name := Headers(scope=scope).get(ID_HEADER):
         headers |= id_headers(name)
+    headers |= scope.get(NAMED, {})
     told = as_message(status, body) if scope["path"].startswith(_MESSAGES) else body
     return JSONResponse(told, status, headers)
 

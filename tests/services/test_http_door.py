@@ -237,6 +237,9 @@ def test_other_requests_hear_statuses_in_the_same_shape(cell: HttpCell) -> None:
         named = post(cell, {}, path, headers={"x-request-id": "mine"})
         assert named.status_code == 400
         assert (named.headers["x-request-id"], named.headers["request-id"]) == ("mine", "mine")
+    refused = post(cell, completion(max_tokens=1 << 20))  # once it has a name
+    assert refused.status_code == 400
+    assert refused.headers["x-request-id"].startswith("cmpl-")
     for host in ("LOCALHOST:80", "localhost.", "a.LocalHost"):  # names have no case
         assert post(cell, completion(), headers={"host": host}).status_code == 200, host
     with cell.connected("POST /v1/completions", b"x", length=1 << 30) as connection:
