@@ -1,29 +1,22 @@
-"""The coordinator's view of the event loop: its clock, which tests replace, and helpers that wait
-for a condition, send queued messages first or run long work beside the loop."""
+"""The event loop as a clock, which runs in simulated time too, and helpers that wait for a
+condition, send queued messages first or run long work beside the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Clock = asyncio.AbstractEventLoop
+Timer = asyncio.TimerHandle
+
 # Turns of the event loop until a queued message is sent: the sender wakes, serialises, writes.
 TURNS_TO_SEND = 2
 LOOK_S = 0.01  # from one look at an awaited condition to the next
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-class Clock(Protocol):
-    def time(self) -> float: ...
-
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer: ...
 
 
 async def until(done: Callable[[], bool], longest_s: float) -> None:

@@ -19,13 +19,13 @@ from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import ClientsProcess
 from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
+from coordinator.lanes.watch import Explain
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import load_tokenizer
 from coordinator.requests.validation import parse_rule
 from coordinator.watching.tracing import Tracing, open_provider
-from coordinator.watching.watch import Explain
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
@@ -63,9 +63,9 @@ async def start(
     admission = Scheduler(config, clock, metrics)
     journal = _journal(config, metrics)
     explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
-    write = journal.write if journal is not None else None
+    write = journal.write if journal is not None else lambda: None
     lanes = LaneContext(clock, metrics, Monitor(metrics), config, explain, write=write)
-    membership = Membership(admission, lanes, shell.security, explain=explain)
+    membership = Membership(admission, lanes, shell.security)
     if config.otel_endpoint is not None:
         provider = open_provider(config.otel_endpoint, service="dspark-coordinator", instance=name)
         admission.tracing = Tracing(provider, config.otel_share, explain, clock, metrics)

@@ -24,6 +24,7 @@ from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
+from coordinator.lanes.watch import Explain
 from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
 from coordinator.simulation.drafter import SimulatedDrafter
@@ -31,7 +32,6 @@ from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, Simula
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Device, Hops, KVShape, World
-from coordinator.watching.watch import Explain
 from dspark.rounds.control import Down, Listener, PassReport, Up
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy

@@ -122,7 +122,7 @@ class CoordinatorConnection:
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         self._check_room()
         number = next(self._numbers)
-        reply: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[list[str]] = self._clock.create_future()
         self._aborts[number] = reply
         self.send("aborts", frontend_pb2.AbortCall(call=number, request_ids=request_ids))
         try:

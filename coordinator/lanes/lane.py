@@ -11,7 +11,6 @@ process cannot reach may still get the verifier's orders.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +20,12 @@ from coordinator.clock import Timer
 from coordinator.lanes.commits import Commits
 from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
-from coordinator.lanes.lane_context import LaneContext, Reported
+from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.members import Members, Owner, Silence, hand_back
 from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
 from coordinator.lanes.round_learning import RoundLearning
+from coordinator.lanes.watch import Reported
 from coordinator.planning.lane_plans import LanePlans
 from coordinator.planning.planner import Applied
 from dspark.rounds.control import Admission, Down, Draining, PassReport, RoundsPort, Up
@@ -50,7 +50,7 @@ class Lane:
         clock, metrics, config = shared.clock, shared.metrics, shared.config
         self.facts, self._port, self._owner, self._config = facts, port, owner, config
         self._clock, self._metrics = clock, metrics
-        self._shared, self._round_watch = shared, shared.watch
+        self._explain, self._write = shared.explain, shared.write
         self._members = Members(facts, config.max_prefills)
         self._drafters = LaneDrafters(facts.name, shared)
         self.why_left_out = self._drafters.why_left_out
@@ -259,10 +259,9 @@ class Lane:
         self.rounds += len(applied.rounds)
         self.committed_by_rounds += committed
         self._learning.note(applied)
-        watch = self._round_watch
-        if watch is not None and watch.watches and applied.rounds:
+        if self._explain.watches and applied.rounds:
             plan, name_of = self._plans.in_force, self._drafters.name
-            watch.reported(
+            self._explain.reported(
                 Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of)
             )
 
@@ -326,14 +325,10 @@ class Lane:
             finally:
                 self._port.close("its lane failed")
 
-    def _write(self) -> None:
-        if self._shared.write is not None:
-            self._shared.write()
-
     def _soon(self) -> None:
         if not self._due and not self._closed:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._surely, self._turn)
+            self._clock.call_soon(self._surely, self._turn)
 
     def _turn(self) -> None:
         self._due = False

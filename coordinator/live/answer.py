@@ -18,12 +18,12 @@ from coordinator.http.errors import param_of
 from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.stream import EventStream, event
 from coordinator.http.template import Turn, newest_that_fit
+from coordinator.lanes.watch import Explain, RoundPart
 from coordinator.reception.input_processor import LONG_TEXT, encoded_now
 from coordinator.reception.response_stream import ResponseStream, write_complete
 from coordinator.reception.tokenizer import Tokenizer
 from coordinator.requests.request import inside
 from coordinator.watching.explaining import origins, told
-from coordinator.watching.watch import Explain, RoundPart
 from dspark.client.explanation import RoundExplanation
 from dspark.client.fields import copied, words
 from dspark.client.request import write_request

@@ -18,7 +18,7 @@ import structlog
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.lane_context import Reported
+from coordinator.lanes.watch import Reported
 from coordinator.live.answer import prompt_of
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import step_of

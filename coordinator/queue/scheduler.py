@@ -8,7 +8,6 @@ measured times. The scheduler owns every request from `submit` to its end; ends 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -364,7 +363,7 @@ class Scheduler:
     def _soon(self) -> None:
         """Places once all reports of this turn of the event loop are in and the queue's order
         settled."""
-        asyncio.get_running_loop().call_soon(self._place)
+        self._clock.call_soon(self._place)
 
     # Waiting too long.
 

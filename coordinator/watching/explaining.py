@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.lanes.lane_context import Reported
-from coordinator.watching.watch import RoundPart
+from coordinator.lanes.watch import Reported, RoundPart
 from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PlanKind, Terms
 from dspark.rounds.survival import survival

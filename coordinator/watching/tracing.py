@@ -21,7 +21,7 @@ import structlog
 
 from coordinator.answers.answer import RequestStats
 from coordinator.clock import Clock
-from coordinator.watching.watch import Explain, RoundPart, Watch
+from coordinator.lanes.watch import Explain, RoundPart, Watch
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
@@ -77,7 +77,7 @@ class Tracing:
             opened.answers.append((state, outcome))
             if last:
                 del self._open[state.request.id]
-                asyncio.get_running_loop().call_soon(self._finish, opened)
+                self._clock.call_soon(self._finish, opened)
 
     async def close(self) -> None:
         """Exports the spans that are still held."""

@@ -21,7 +21,6 @@ from coordinator.lanes.facts import DrafterFacts, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
 from coordinator.queue.scheduler import Scheduler
-from coordinator.watching.watch import Explain
 from coordinator.workers.clients import DrafterClient, VerifierClient, WorkerPort
 from coordinator.workers.descriptions import (
     drafter_facts,
@@ -45,20 +44,12 @@ CONNECT_S = 1.0  # longest wait for first attempts to connect, first requests as
 class Membership:
     """The announced workers by address, and the lanes by verifier."""
 
-    def __init__(
-        self,
-        admission: Scheduler,
-        shared: LaneContext,
-        security: Security,
-        *,
-        explain: Explain | None = None,
-    ) -> None:
-        """explain: keeps the rounds of these lanes for explanations."""
+    def __init__(self, admission: Scheduler, shared: LaneContext, security: Security) -> None:
         self._shared, self._security, self._config = shared, security, shared.config
         self._ready = False
         self._patience: Timer | None = None
         self._draining: frozenset[Address] = frozenset()
-        self.explain, self.monitor = explain or Explain(), shared.monitor
+        self.explain, self.monitor = shared.explain, shared.monitor
         # called with whether the cell is ready
         self.on_serving: Callable[[bool], None] = lambda serving: None
         self._admission, self._clock, self._metrics = admission, shared.clock, shared.metrics
@@ -180,7 +171,7 @@ class Membership:
             worker.drop(why)
         else:
             lane.move_all()
-        leaving = asyncio.get_running_loop().create_task(_close(worker, lane, why))
+        leaving = self._clock.create_task(_close(worker, lane, why))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 

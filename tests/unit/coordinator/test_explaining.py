@@ -13,8 +13,8 @@ from rounds_cell import RoundsCell, ToyPair, virtual
 
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
+from coordinator.lanes.watch import RoundPart
 from coordinator.watching.explaining import price, step_of, told
-from coordinator.watching.watch import RoundPart
 from dspark.wire.v1 import control_pb2 as wire
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.lanes.watch import Explain
 from coordinator.live import feed as feed_module
 from coordinator.live.feed import CellFeed
-from coordinator.watching.watch import Explain
 from tests.waiting import until
 
 

@@ -2,26 +2,43 @@
 
 A lane hands each round over by reference, without arithmetic, and none at all without a watch, so
 that a round costs one look at a list. What is kept is bounded and drops its oldest rounds;
-`explaining` makes messages of it when it is read.
+`watching/explaining` makes messages of it when it is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from coordinator.lanes.lane_context import Reported
+from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded
+from dspark.rounds.control import PassReport
+from dspark.rounds.events import RoundReport
+from dspark.rounds.plan import Plan
 
 T = TypeVar("T")
 
 LANE_ROUNDS = 512  # of all lanes together, between two reads of a cell's watch
 REQUEST_ROUNDS = 1024  # of one request
 MAX_WATCHES = 256  # at one time; one more is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One cohort's committed round: references, no arithmetic. Times are clock times."""
+
+    lane: str
+    ended: float
+    report: PassReport
+    rounds: Sequence[RoundReport]  # [n] those applied: each the next of its sequence
+    states: Sequence[RequestState]  # [n]
+    why_empty: Sequence[str]  # [n] why its block was empty, as metrics name it
+    plan: Plan  # in force; the one its orders were frozen by is the same or a little older
+    name_of: Callable[[int], str]  # drafter's number -> replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +92,8 @@ def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
 
 
 class Explain:
-    """Implements `RoundWatch` for all lanes of a coordinator. lost: called for every round that was
-    not read in time."""
+    """The open watches of all lanes of a coordinator; without one, a look at `watches` is all that
+    a round costs. lost: called for every round that was not read in time."""
 
     def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
         self.lost = lost
