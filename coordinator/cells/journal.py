@@ -13,6 +13,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -51,15 +52,17 @@ class Said:
         if epoch >= self.epoch:
             self.epoch, self.target = epoch, target
 
+    def add(self, piece: CommittedTokens) -> None:
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.end = self.end or piece.end
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request in the journal."""
+    """One request in the journal. opened: its record."""
 
-    number: int
-    request_id: str
-    digest: bytes
-    seed: int
+    opened: journal_pb2.JournalRequest
     rule: Rule
     answers: list[Said]
     running: bool = False
@@ -104,25 +107,24 @@ class Journal:
     def find(self, request_id: str) -> Entry | None:
         return self._entries.get(request_id)
 
-    def open(self, request: Request, known: Entry | None = None) -> Entry:
-        """Adds an entry for an admitted request; a resumed one continues the answers of `known`."""
+    def open(self, request: Request, known: list[Said] | None = None) -> Entry:
+        """Adds an entry for an admitted request; a resumed one continues its `known` answers."""
         if len(self._entries) > 2 * MAX_KEPT or self._now() >= self._expired_at + EXPIRE_S:
             self._expire()
         self._numbers += 1
-        answers = known.answers if known is not None else [Said() for _ in range(request.choices)]
-        entry = Entry(
-            self._numbers,
-            request.id,
-            digest(request),
-            request.params.seed,
-            request.params.rule,
-            answers,
-            True,
-            self._now(),
+        rule, answers = request.params.rule, known or nothing_said(request.choices)
+        opened = journal_pb2.JournalRequest(
+            number=self._numbers,
+            request_id=request.id,
+            digest=digest(request),
+            seed=request.params.seed,
+            rule=int(rule),
+            answers=request.choices,
         )
+        entry = Entry(opened, rule, answers, True, self._now())
         self._entries.pop(request.id, None)
         self._entries[request.id] = entry
-        self._unwritten.requests.append(_request(entry))
+        self._unwritten.requests.append(opened)
         self._unwritten.epochs.extend(_epochs(entry))
         self._said += _pieces(entry)
         return entry
@@ -132,7 +134,8 @@ class Journal:
         before tokens are drawn under them. A resumed answer is drawn under a higher epoch, by the
         same target."""
         entry.answers[index].begins(epoch, target)
-        self._unwritten.epochs.add(number=entry.number, index=index, epoch=epoch, target=target)
+        number = entry.opened.number
+        self._unwritten.epochs.add(number=number, index=index, epoch=epoch, target=target)
 
     def committed(self, entry: Entry, piece: CommittedTokens) -> None:
         """Notes committed tokens, under an epoch that `begins` noted, and the end; `write` stores
@@ -140,12 +143,9 @@ class Journal:
         said = entry.answers[piece.index]
         end = piece.end if said.end is None else None
         if piece.tokens or end is not None:
-            said.tokens += piece.tokens
-            said.logprobs += piece.logprobs
-            said.end = said.end or end
-            self._said.append(
-                (entry.number, CommittedTokens(piece.tokens, end, piece.index, piece.logprobs))
-            )
+            said.add(piece)
+            added = CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)
+            self._said.append((entry.opened.number, added))
 
     def left(self, entry: Entry) -> None:
         """Marks the request as no longer running; it can be resumed for a while."""
@@ -191,7 +191,7 @@ class Journal:
             late = entry.touched + self._keep_s < self._now()
             if not late and count <= MAX_KEPT and size <= room:
                 break  # the later ones stay as well
-            del self._entries[entry.request_id]
+            del self._entries[entry.opened.request_id]
             if not late:
                 why = "too_many" if count > MAX_KEPT else "too_large"
                 self._metrics.dropped.labels(kind="journaled", reason=why).inc()
@@ -202,7 +202,7 @@ class Journal:
         for entry in self._entries.values():
             when = self._now() if entry.running else entry.touched
             batch = journal_pb2.JournalBatch(
-                unix_s=when, requests=[_request(entry)], epochs=_epochs(entry)
+                unix_s=when, requests=[entry.opened], epochs=_epochs(entry)
             )
             cell_wire.write_commits(batch.said, [*_pieces(entry)])
             yield batch.SerializeToString()
@@ -224,43 +224,27 @@ class Journal:
 
     def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
         for opened in batch.requests:
-            answers = [Said() for _ in range(opened.answers)]
-            entry = Entry(
-                opened.number,
-                opened.request_id,
-                opened.digest,
-                opened.seed,
-                Rule(opened.rule),
-                answers,
-            )
+            # its own copy: a part of a message keeps all of it
+            own, rule = deepcopy(opened), Rule(opened.rule)
+            entry = Entry(own, rule, nothing_said(opened.answers))
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
         for begun in batch.epochs:
             numbers[begun.number].answers[begun.index].begins(begun.epoch, begun.target)
             numbers[begun.number].touched = batch.unix_s
         for number, piece in cell_wire.read_commits(batch.said):
-            said = numbers[number].answers[piece.index]
-            said.tokens += piece.tokens
-            said.logprobs += piece.logprobs
-            said.end = piece.end or said.end
+            numbers[number].answers[piece.index].add(piece)
             numbers[number].touched = batch.unix_s
 
 
-def _request(entry: Entry) -> journal_pb2.JournalRequest:
-    return journal_pb2.JournalRequest(
-        number=entry.number,
-        request_id=entry.request_id,
-        digest=entry.digest,
-        seed=entry.seed,
-        rule=int(entry.rule),
-        answers=len(entry.answers),
-    )
+def nothing_said(answers: int) -> list[Said]:
+    return [Said() for _ in range(answers)]
 
 
 def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
     return [
         journal_pb2.JournalEpoch(
-            number=entry.number, index=index, epoch=said.epoch, target=said.target
+            number=entry.opened.number, index=index, epoch=said.epoch, target=said.target
         )
         for index, said in enumerate(entry.answers)
         if said.epoch or said.target
@@ -271,7 +255,7 @@ def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
     """Yields (request number, piece) for each answer, with all its committed tokens."""
     for index, said in enumerate(entry.answers):
         yield (
-            entry.number,
+            entry.opened.number,
             CommittedTokens(tuple(said.tokens), said.end, index, tuple(said.logprobs)),
         )
 

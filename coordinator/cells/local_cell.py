@@ -136,9 +136,8 @@ class LocalCell:
             self.admission.check(request)
         kept = None
         if self.journal is not None:
-            kept = Journaled(
-                self.journal, self.journal.open(request, known.entry if known else None), sink
-            )
+            entry = self.journal.open(request, known.answers if known else None)
+            kept = Journaled(self.journal, entry, sink)
         shown = known.shown if known is not None else set[int]()
         states = {
             choice: self._state(

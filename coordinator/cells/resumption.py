@@ -8,13 +8,12 @@ with a seed of the client), an answer can also be computed again and needs no jo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells.cell import SubmitRequest
-from coordinator.cells.journal import Entry, Journal, Said, digest
+from coordinator.cells.journal import Entry, Journal, Said, digest, nothing_said
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest
 from dspark.types import Rule
@@ -26,8 +25,7 @@ class Known:
     """What is known of a request to resume: its answers so far."""
 
     request: Request  # with the seed and the rule it began with
-    answers: Sequence[Said]
-    entry: Entry | None = None
+    answers: list[Said]
 
     @property
     def shown(self) -> set[int]:
@@ -40,16 +38,17 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
     be resumed."""
     request, held = order.request, tuple(order.message.resume.offsets)
     entry = journal.find(request.id) if journal is not None else None
-    if entry is not None and entry.digest != digest(request):
+    if entry is not None and entry.opened.digest != digest(request):
         raise InvalidRequest("resume", "another request had this id")
     if entry is not None:
-        if order.message.sampling_params.HasField("seed") and entry.seed != request.params.seed:
+        seed = entry.opened.seed
+        if order.message.sampling_params.HasField("seed") and seed != request.params.seed:
             raise InvalidRequest("sampling_params.seed", "the request began with another one")
         if _names_rule(order) and entry.rule is not request.params.rule:
             raise InvalidRequest("speculation.rule", "the request began with another one")
-        params = replace(request.params, seed=entry.seed, rule=entry.rule)
+        params = replace(request.params, seed=seed, rule=entry.rule)
         request = replace(request, params=params)
-    answers = entry.answers if entry is not None else [Said() for _ in range(request.choices)]
+    answers = entry.answers if entry is not None else nothing_said(request.choices)
     short = any(offset > len(said.tokens) for offset, said in zip(held, answers, strict=False))
     if short and not _repeatable(order, request, entry):
         why = (
@@ -58,7 +57,7 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
             else "less is known of it than you hold"
         )
         raise InvalidRequest("resume.offsets", f"{why}, and its draws cannot be repeated")
-    return Known(request, answers, entry)
+    return Known(request, answers)
 
 
 def _names_rule(order: SubmitRequest) -> bool:

@@ -63,8 +63,9 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     second = on_disk(tmp_path)
     found = second.find("r")
     assert found is not None
-    assert found.digest == digest(request(seed=1, choices=3)), "the draws' key is not part of it"
-    assert (found.seed, found.running) == (7, False)
+    wanted = digest(request(seed=1, choices=3))
+    assert found.opened.digest == wanted, "the draws' key is not part of it"
+    assert (found.opened.seed, found.running) == (7, False)
     assert [(said.tokens, said.epoch, said.target, said.end) for said in found.answers] == [
         ([1, 2, 3], 3, "a target", None),
         ([9], 0, "", End(Reason.STOP, token_id=9)),
@@ -150,7 +151,7 @@ def test_a_file_of_another_format_is_told_of_and_stays(
         assert told == [("journal.other_format", other.name)]
         found = journal.find("r")
         assert (found.answers[0].tokens if found is not None else []) == tokens
-        entry = journal.open(request(), found)
+        entry = journal.open(request(), found and found.answers)
         journal.committed(entry, CommittedTokens((len(tokens) + 1,), None))
         journal.write()
         journal.close()
@@ -239,7 +240,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         journal = on_disk(tmp_path, segment=segment, keep_s=keep_s, clock=clock)
         found = journal.find("r")
         assert found is not None
-        assert found.seed == 77
+        assert found.opened.seed == 77
         assert [(said.tokens, said.epoch, said.target) for said in found.answers] == [
             ([1, 2, 3, *range(number)], 5, "a target"),
             ([4], 0, "a target"),
@@ -247,7 +248,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         ]
         over = End(Reason.LENGTH) if number else None  # as the first who went on with it wrote
         assert [said.end for said in found.answers] == [None, End(Reason.STOP, token_id=4), over]
-        again = journal.open(request(seed=77, choices=3), found)
+        again = journal.open(request(seed=77, choices=3), found.answers)
         journal.committed(again, CommittedTokens((number,), None, 0))
         journal.committed(again, CommittedTokens((), End(Reason.LENGTH), 2))
         journal.close()
