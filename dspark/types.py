@@ -9,7 +9,8 @@ at `committed_len - 1`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,9 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in the reference evaluator
-# Limits of sampling parameters.
-MAX_REPETITION = 100.0  # repetition_penalty is in (0, this]
-MAX_PENALTY = 2.0  # presence and frequency penalties are in [-this, this]
+# Limits of sampling parameters: of numbers a check, which refuses NaN, and the range in words.
+_PENALTY = (lambda p: abs(p) <= 2, "in [-2, 2]")
+SAMPLING_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda t: 0 <= t < math.inf, "finite and not negative"),
+    "top_p": (lambda p: 0 < p <= 1, "in (0, 1]"),
+    "min_p": (lambda p: 0 <= p <= 1, "in [0, 1]"),
+    "repetition_penalty": (lambda p: 0 < p <= 100, "in (0, 100]"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+}
 MAX_BIAS = 100.0  # each of logit_bias is in [-this, this]
 MAX_BIASED = 1024  # ids of logit_bias
 MAX_LOGPROBS = 20  # likeliest tokens reported per committed token and per token of a prompt

@@ -13,9 +13,8 @@ Comparisons are written so that they refuse NaN.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,7 @@ from dspark.types import (
     MAX_BIAS,
     MAX_BIASED,
     MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_REPETITION,
+    SAMPLING_RANGES,
     Constraint,
     ConstraintKind,
     Rule,
@@ -76,17 +74,6 @@ DEFAULT_MAX_TOKENS = 256
 MAX_CHOICES = 16
 
 _PARAMS = "sampling_params"
-
-_PENALTY = (0.0, lambda p: abs(p) <= MAX_PENALTY, f"in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
-# default, check, and the range as errors state it
-_NUMBERS: dict[str, tuple[float, Callable[[float], bool], str]] = {
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "temperature": (1.0, lambda t: math.isfinite(t) and t >= 0, "finite and not negative"),
-    "top_p": (1.0, lambda p: 0 < p <= 1, "in (0, 1]"),
-    "min_p": (0.0, lambda p: 0 <= p <= 1, "in [0, 1]"),
-    "repetition_penalty": (1.0, lambda p: 0 < p <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +269,9 @@ def _whole(params: generate_pb2.SamplingParams, name: str, least: int, most: int
 
 
 def _numbers(params: generate_pb2.SamplingParams) -> dict[str, Any]:
-    """The value of every field of `_NUMBERS`, or its default."""
+    """The fields of `SAMPLING_RANGES` that are given."""
     found = {}
-    for name, (default, fits, range_) in _NUMBERS.items():
-        found[name] = default
+    for name, (fits, range_) in SAMPLING_RANGES.items():
         if params.HasField(name):
             found[name] = getattr(params, name)
             if not fits(found[name]):

@@ -7,9 +7,8 @@ Reading validates: a malformed field raises PeerError with the field's name.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from dspark.types import (
     MAX_CONSTRAINT,
     MAX_FORM,
     MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_REPETITION,
+    SAMPLING_RANGES,
     Constraint,
     ConstraintKind,
     Refusal,
@@ -98,23 +96,16 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
 
 
 def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise PeerError("sampling.temperature: must be finite and not negative")
-    if not 0 < message.top_p <= 1:
-        raise PeerError("sampling.top_p: must be in (0, 1]")
+    numbers: dict[str, Any] = {name: getattr(message, name) for name in SAMPLING_RANGES}
+    if not message.HasField("repetition_penalty"):
+        numbers["repetition_penalty"] = 1.0
+    for name, (fits, range_) in SAMPLING_RANGES.items():
+        if not fits(numbers[name]):
+            raise PeerError(f"sampling.{name}: must be {range_}")
     try:
         rule = Rule(message.rule)
     except ValueError:
         raise PeerError(f"sampling.rule: {message.rule} is not a rule") from None
-    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
-    # Every comparison refuses NaN too.
-    if not 0 <= message.min_p <= 1:
-        raise PeerError("sampling.min_p: must be in [0, 1]")
-    if not 0 < repetition <= MAX_REPETITION:
-        raise PeerError(f"sampling.repetition_penalty: must be in (0, {MAX_REPETITION:g}]")
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not abs(getattr(message, name)) <= MAX_PENALTY:
-            raise PeerError(f"sampling.{name}: must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
     bias = tuple(sorted(message.logit_bias.items()))
     if len(bias) > MAX_BIASED or not all(abs(value) <= MAX_BIAS for _, value in bias):
         raise PeerError(
@@ -130,16 +121,11 @@ def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
             f"sampling.logprobs: {message.logprobs} are over the limit of {MAX_LOGPROBS}"
         )
     return SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
+        **numbers,
         top_k=message.top_k,
         seed=message.seed,
         choice=message.choice,
         rule=rule,
-        min_p=message.min_p,
-        repetition_penalty=repetition,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
         logit_bias=bias,
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
