@@ -104,7 +104,7 @@ class DrafterAssignment:
             if not placed.admitted or placed.leaving is not None or not placed.speculates:
                 continue
             mine, since = placed.drafter, placed.rows_missing_since
-            self._plans.tries(placed.number, self._drafters.on_trial(mine, placed.state))
+            self._plans.tries(placed.planned, self._drafters.on_trial(mine, placed.state))
             stuck = since is not None and now - since > ROWS_S
             if (
                 mine and not stuck and self._drafters.stays(mine, placed.state, fed=placed.fed)
@@ -133,12 +133,12 @@ class DrafterAssignment:
             params.constraint is not None,
             self._metrics.bounded_label(request.label) if request.label else "",
         )
-        placed.key = repr(kind)  # as text, which computes its hash once
+        # as text, which computes its hash once
+        placed.planned.key, placed.planned.drafted = repr(kind), drafter > 0
         placed.drafter, placed.fed, placed.rows_missing_since = drafter, False, None
         if drafter:
             self._drafters.attach(drafter, placed.state)
         placed.not_before = self._clock.time() + AGAIN_S
-        self._plans.drafted_by(placed.number, placed.key, drafted=drafter > 0)
-        self._plans.tries(placed.number, self._drafters.on_trial(drafter, placed.state))
+        self._plans.tries(placed.planned, self._drafters.on_trial(drafter, placed.state))
         if placed.drafter != before:
             self.named[placed.number] = placed.drafter

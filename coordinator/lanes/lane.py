@@ -246,8 +246,8 @@ class Lane:
                 self._commits.begin(placed.state, each, said, now)
             else:
                 applied.rounds.append(each)
-                applied.keys.append(placed.key)
-                applied.weights.append(placed.state.request.weight)
+                applied.keys.append(placed.planned.key)
+                applied.weights.append(placed.planned.weight)
                 applied.formed.append(placed.state.request.params.constraint is not None)
                 states.append(placed.state)
                 logprobs = said.logprobs[place] if place < len(said.logprobs) else ()
@@ -355,17 +355,14 @@ class Lane:
         return admitted
 
     def _admission(self, placed: Placed) -> Admission:
-        state, request = placed.state, placed.state.request
+        state = placed.state
         placed.epoch, placed.since = state.sequence.epoch, self._clock.time()
         placed.speculates = state.speculates and bool(self.facts.projection)
         state.note_epoch(placed.epoch, self.facts.fingerprint)
         self._metrics.prefills.labels(reason=state.why_prefilled).inc()
         self._assignment.admitted(placed)
-        drafted = placed.drafter > 0
-        member = self._plans.add(
-            placed.number, request.policy, request.weight, placed.key, drafted=drafted
-        )
-        self._changed = self._changed or not self._plans.covers(member)
+        self._plans.add(placed.planned)
+        self._changed = self._changed or not self._plans.covers(placed.planned)
         return placed.admission()
 
     def _tell_orders(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from coordinator.answers.answer import Answer, End, RequestStats
 from coordinator.answers.output_queue import OutputSink
+from coordinator.planning.lane_plans import Planned
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unsupported
 from dspark.rounds.control import Admission
@@ -140,6 +141,7 @@ class Placed:
     state: RequestState
     number: int = field(init=False)
     epoch: int = field(init=False)
+    planned: Planned = field(init=False)  # as plans see it
     round: int = 0  # of the next report
     admitted: bool = False  # sent to the verifier
     prefilled: bool = False
@@ -149,7 +151,6 @@ class Placed:
     turn: int = 0  # in the order of admissions
     drafter: int = 0  # number that plans name; 0: none
     fed: bool = False  # its drafter has delivered a block
-    key: str = ""  # drafter and bucket
     not_before: float = 0.0  # clock time before which no drafter is searched again
     rows_missing_since: float | None = None
     leaving: LifeEvent | None = None  # event to apply once it is settled
@@ -157,6 +158,8 @@ class Placed:
 
     def __post_init__(self) -> None:
         self.number, self.epoch = self.state.sequence.number, self.state.sequence.epoch
+        request = self.state.request
+        self.planned = Planned(self.number, request.policy, request.weight)
 
     def admission(self) -> Admission:
         """The message with all that a verifier needs for its prefill and its rounds."""

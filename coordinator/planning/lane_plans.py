@@ -33,15 +33,15 @@ class DrafterCost:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """A sequence that takes part in rounds."""
+class Planned:
+    """A sequence that takes part in rounds. Its owner sets `key` and `drafted`."""
 
     number: int
     policy: Policy
     weight: float
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
     own: Terms | None = None  # terms that follow from its policy; None: the planner's
-    drafted: bool = True  # a drafter is assigned
+    drafted: bool = False  # a drafter is assigned
     tries: bool = False  # its drafter is on trial
 
 
@@ -53,7 +53,7 @@ class LanePlans:
     ) -> None:
         self.window, self._cohorts = window, (1, 2) if cohorts == 0 else (cohorts,)
         self._verify, self._bypass = verify, bypass
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Planned] = {}
         self._drafters: Sequence[DrafterCost] = ()
         self.block = 0  # slots of the longest blocks
         self._planner: Planner | None = None
@@ -76,30 +76,21 @@ class LanePlans:
         for member in self._members.values():
             member.own = self._terms(member)
 
-    def add(
-        self, number: int, policy: Policy, weight: float, key: Hashable, *, drafted: bool = True
-    ) -> Member:
-        member = self._members[number] = Member(number, policy, weight, key, drafted=drafted)
+    def add(self, member: Planned) -> None:
+        self._members[member.number] = member
         member.own = self._terms(member)
-        return member
 
-    def drafted_by(self, number: int, key: Hashable, *, drafted: bool = True) -> None:
-        """Changes the key of a sequence's drafter, and whether it has one."""
-        if number in self._members:
-            self._members[number].key, self._members[number].drafted = key, drafted
-
-    def tries(self, number: int, tries: bool) -> None:
+    def tries(self, member: Planned, tries: bool) -> None:
         """Sets whether a sequence's drafter is on trial: it then drafts whole blocks, whatever they
         promise, so that a trial is short, even where drafting for one of many does not pay."""
-        member = self._members.get(number)
-        if member is not None and member.tries is not tries:
+        if member.tries is not tries:
             member.tries = tries
             member.own = self._terms(member)
 
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
 
-    def _terms(self, member: Member) -> Terms | None:
+    def _terms(self, member: Planned) -> Terms | None:
         policy, weight = member.policy, member.weight
         if isinstance(policy, Fixed):
             return Terms(PlanKind.FIXED, policy.slots, 0.0, weight)
@@ -151,7 +142,7 @@ class LanePlans:
         """Plans the adaptive sequences anew, from what was learned."""
         if self._planner is None:
             return
-        adaptive, others = list[Member](), list[Member]()
+        adaptive, others = list[Planned](), list[Planned]()
         for each in self._members.values():
             (adaptive if each.own is None and each.drafted else others).append(each)
         if not adaptive:
@@ -201,7 +192,7 @@ class LanePlans:
         self.in_force = composed
         return composed
 
-    def covers(self, member: Member) -> bool:
+    def covers(self, member: Planned) -> bool:
         """Whether the plan in force holds for a new sequence without naming it. An adaptive one may
         change what pays for all."""
         return member.own == self.in_force.terms

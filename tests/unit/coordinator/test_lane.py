@@ -429,7 +429,7 @@ async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms
         )
     members = cell.lane._members
     await cell.until(lambda: len(members) == 4 and all(placed.drafter for placed in members))
-    kinds = [(placed.state.request.params.constraint, placed.key) for placed in members]
+    kinds = [(placed.state.request.params.constraint, placed.planned.key) for placed in members]
     assert len({key for _, key in kinds}) == len(set(kinds)) == 2
     cell.admission.cut_all()
 
@@ -874,7 +874,7 @@ async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None
     kinds = set[str]()
 
     def over() -> bool:
-        kinds.update(placed.key for placed in cell.lane._members if placed.admitted)
+        kinds.update(placed.planned.key for placed in cell.lane._members if placed.admitted)
         return all(state.sequence.finished for state in states)
 
     await cell.until(over)

@@ -10,7 +10,7 @@ import pytest
 from rounds_of import COSTS, SIZES, lane, learn, planner_of
 
 from coordinator.planning.cost import CostCurve
-from coordinator.planning.lane_plans import HOP_S, DrafterCost, LanePlans, differs
+from coordinator.planning.lane_plans import HOP_S, DrafterCost, LanePlans, Planned, differs
 from coordinator.planning.options import (
     MOST_KNOWN,
     MOVED,
@@ -30,6 +30,10 @@ GPU = COSTS["gpu"]
 DRAFT = CostCurve([1, 64], [128], [0.002, 0.003])
 
 
+def planned(number: int, policy: str, *, weight: float = 1.0, drafted: bool = True) -> Planned:
+    return Planned(number, parse_policy(policy), weight, 0, drafted=drafted)
+
+
 def plans(
     *policies: str, curve: CostCurve | None = None, drafters: int = 1, **settings: object
 ) -> LanePlans:
@@ -37,7 +41,7 @@ def plans(
     made = LanePlans(curve or GPU.curve(), **settings)  # type: ignore[arg-type]
     made.drafters([DrafterCost(7, DRAFT)] * drafters)
     for number, policy in enumerate(policies, 1):
-        made.add(number, parse_policy(policy), 1.0, 0)
+        made.add(planned(number, policy))
     return made
 
 
@@ -93,7 +97,7 @@ def test_drafters_are_named_in_the_plan_that_changes_them_and_not_again() -> Non
 def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> None:
     made = LanePlans(None)
     made.drafters([DrafterCost(5, None)])
-    made.add(1, parse_policy("adaptive"), 2.0, 0)
+    made.add(planned(1, "adaptive", weight=2.0))
     made.replan()
     assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
 
@@ -102,7 +106,7 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
 @pytest.mark.parametrize("policy", ["adaptive", "threshold:0.4"])
 def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve | None) -> None:
     made = LanePlans(curve)
-    made.add(1, parse_policy(policy), 1.0, 0)
+    made.add(planned(1, policy))
     made.replan()
     assert told(made).terms_of(1).slots == 0
     made.drafters([DrafterCost(5, None)])
@@ -153,11 +157,14 @@ def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() 
 
 def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() -> None:
     curve = CostCurve(SIZES, [128], [1e-3 + 2e-4 * size for size in SIZES])
-    made = plans(*["fixed:7"] * 64, curve=curve)
+    made = plans(curve=curve)
+    members = [planned(number, "fixed:7") for number in range(1, 65)]
+    for each in members:
+        made.add(each)
     drafted = told(made)
     assert (drafted.cohorts, made.mode) == (2, (7, 2))
-    for number in range(1, 65):
-        made.drafted_by(number, 0, drafted=False)
+    for each in members:
+        each.drafted = False
     plain = told(made)
     assert (plain.cohorts, plain.draft_s, made.mode) == (1, 0.0, (0, 1))
 
@@ -229,13 +236,14 @@ def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_me
     """One of many: what it may gain is no reason to draft, and a trial by the planner's terms would
     take for ever."""
     made = plans()
-    for number in range(1, 33):
-        made.add(number, parse_policy("adaptive"), 1.0, 0, drafted=number == 1)
-    made.tries(1, True)
+    first, *others = (planned(number, "adaptive", drafted=number == 1) for number in range(1, 33))
+    for each in (first, *others):
+        made.add(each)
+    made.tries(first, True)
     made.replan()
     assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 7)
     assert told(made).terms_of(2).kind is PlanKind.OFF
-    made.tries(1, False)
+    made.tries(first, False)
     made.replan()
     assert told(made).terms_of(1).kind is not PlanKind.FIXED
 
