@@ -98,7 +98,7 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
     try:
         membership.announce(addresses)
         await membership.settled()
-        assert all(worker.connected for worker in membership.workers)
+        assert all(worker.port is not None for worker in membership.workers)
         cell = LocalCell(admission, membership, parse_policy(policy))
         hello = frontend_pb2.FrontendHello(name="frontend/0")
         attachment = FrontendConnection(cell, hello, clock, metrics)

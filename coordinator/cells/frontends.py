@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
@@ -176,12 +176,10 @@ class FrontendConnection:
         self._cell.check_capacity(submit.tenant, resumed)
         limits = self._cell.terms().limits
         prompt = tuple(message.tokenized.input_ids)
-        request = read_request(
-            message, prompt, limits, name=message.request_id, seed=secrets.randbits(64)
-        )
         if len(submit.tenant) > MAX_TENANT or "/" in submit.tenant:
             raise InvalidRequest("tenant", "not a tenant's name")
-        request = replace(request, tenant=submit.tenant)
+        name, seed = message.request_id, secrets.randbits(64)
+        request = read_request(message, prompt, limits, name=name, seed=seed, tenant=submit.tenant)
         if submit.waited_us > MOST_WAITED_US:
             raise PeerError(f"waited_us: {submit.waited_us} is above {MOST_WAITED_US}")
         arrived = self._clock.time() - submit.waited_us / 1e6

@@ -41,7 +41,6 @@ class Format:
     of calls have nine characters. free: a call within text is recognised by how it begins.
     """
 
-    name: str
     begin: str
     middle: str
     end: str
@@ -70,78 +69,68 @@ class Format:
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 FORMATS = {
-    each.name: each
-    for each in (
-        Format(
-            "hermes",
-            '<tool_call>\n{"name": "',
-            '", "arguments": ',
-            "}\n</tool_call>",
-            trigger="<tool_call>",
-            parameters="arguments",
-        ),
-        Format(
-            "llama_json",
-            '{"name": "',
-            '", "parameters": ',
-            "}",
-            trigger='{"name":',
-            parameters="parameters",
-            many=False,
-            marked=False,
-        ),
-        Format(
-            "mistral",
-            '{"name": "',
-            '", "arguments": ',
-            "}",
-            trigger="[TOOL_CALLS]",
-            parameters="arguments",
-            opening="[TOOL_CALLS] [",
-            closing="]",
-            separator=", ",
-            short_ids=True,
-        ),
-        Format(
-            "mistral_named",
-            "[TOOL_CALLS]",
-            "[ARGS]",
-            "",
-            trigger="[TOOL_CALLS]",
-            separator="",
-            short_ids=True,
-        ),
-        Format(
-            "deepseek",
-            f"{_CALL[0]}function{_CALL[1]}",
-            "\n```json\n",
-            f"\n```{_CALL[2]}",
-            trigger=f"{_CALL[0]}function{_CALL[1]}",
-            opening=_CALLS[0],
-            closing=_CALLS[1],
-            around=_CALLS,
-        ),
-        Format(
-            "deepseek_named",
-            _CALL[0],
-            _CALL[1],
-            _CALL[2],
-            trigger=_CALL[0],
-            opening=_CALLS[0],
-            closing=_CALLS[1],
-            separator="",
-            around=_CALLS,
-        ),
-        Format(
-            "gpt_oss",
-            "<|channel|>commentary to=functions.",
-            " <|constrain|>json<|message|>",
-            "",
-            trigger="<|channel|>",
-            many=False,
-            free=False,
-        ),
-    )
+    "hermes": Format(
+        '<tool_call>\n{"name": "',
+        '", "arguments": ',
+        "}\n</tool_call>",
+        trigger="<tool_call>",
+        parameters="arguments",
+    ),
+    "llama_json": Format(
+        '{"name": "',
+        '", "parameters": ',
+        "}",
+        trigger='{"name":',
+        parameters="parameters",
+        many=False,
+        marked=False,
+    ),
+    "mistral": Format(
+        '{"name": "',
+        '", "arguments": ',
+        "}",
+        trigger="[TOOL_CALLS]",
+        parameters="arguments",
+        opening="[TOOL_CALLS] [",
+        closing="]",
+        separator=", ",
+        short_ids=True,
+    ),
+    "mistral_named": Format(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "",
+        trigger="[TOOL_CALLS]",
+        separator="",
+        short_ids=True,
+    ),
+    "deepseek": Format(
+        f"{_CALL[0]}function{_CALL[1]}",
+        "\n```json\n",
+        f"\n```{_CALL[2]}",
+        trigger=f"{_CALL[0]}function{_CALL[1]}",
+        opening=_CALLS[0],
+        closing=_CALLS[1],
+        around=_CALLS,
+    ),
+    "deepseek_named": Format(
+        _CALL[0],
+        _CALL[1],
+        _CALL[2],
+        trigger=_CALL[0],
+        opening=_CALLS[0],
+        closing=_CALLS[1],
+        separator="",
+        around=_CALLS,
+    ),
+    "gpt_oss": Format(
+        "<|channel|>commentary to=functions.",
+        " <|constrain|>json<|message|>",
+        "",
+        trigger="<|channel|>",
+        many=False,
+        free=False,
+    ),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 
 from coordinator.answers.output_queue import OutputQueue, WakeUpLimit
 from coordinator.cells.cell import CellPort, SubmitRequest
@@ -109,16 +108,21 @@ class InputProcessor:
         has_tokenizer = self.tokenizer is not None
         check_head(message, has_tokenizer)
         resumed = message.request_id if message.HasField("resume") else ""
-        self.cell.check_capacity(current_caller().tenant, resumed)
+        tenant = current_caller().tenant
+        self.cell.check_capacity(tenant, resumed)
         limits = self.cell.terms().limits
         prompt = await self._prompt(message)
         if usual is not None and not message.sampling_params.HasField("max_tokens"):
             message.sampling_params.max_tokens = max(min(usual, limits.longest - len(prompt)), 1)
-        name, seed = secrets.token_hex(8), secrets.randbits(64)
         request = read_request(
-            message, prompt, limits, name=name, seed=seed, has_tokenizer=has_tokenizer
+            message,
+            prompt,
+            limits,
+            name=secrets.token_hex(8),
+            seed=secrets.randbits(64),
+            tenant=tenant,
+            has_tokenizer=has_tokenizer,
         )
-        request = replace(request, tenant=current_caller().tenant)
         sink = OutputQueue(self._max_unread * request.choices, self._wake_ups)
         output = OutputProcessor(
             request, self.tokenizer, arrived, read_resume(message, request.choices)

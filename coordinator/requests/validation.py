@@ -119,6 +119,7 @@ def read_request(
     *,
     name: str,
     seed: int,
+    tenant: str = "",
     has_tokenizer: bool = False,
 ) -> Request:
     """Checks a message and returns its request; InvalidRequest names the field. name, seed: for a
@@ -168,6 +169,7 @@ def read_request(
         drafter=message.speculation.drafter,
         cache_salt=message.cache_salt,
         seeded=asked.HasField("seed"),
+        tenant=tenant,
         label=message.label,
         traceparent=message.traceparent[:MAX_ID],
         prompt_logprobs=_read_scores(asked, len(prompt)),

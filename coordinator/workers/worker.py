@@ -84,13 +84,9 @@ class WorkerConnection:
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     @property
-    def connected(self) -> bool:
-        return self.port is not None
-
-    @property
     def warm(self) -> bool:
         """Whether its first requests have run."""
-        return self.connected and self.state != "warming"
+        return self.port is not None and self.state != "warming"
 
     def hold(self, port: WorkerPort) -> None:
         """Keeps the client of a worker that connected, and is warming now."""

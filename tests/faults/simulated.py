@@ -115,7 +115,8 @@ class SimulatedCell:
         workers = workers or sum(self._counts.values())
         membership = self.processes["coordinator/0"].cell.membership
         await self.until(
-            lambda: sum(worker.connected for worker in membership.workers) >= workers, within_s
+            lambda: sum(each.port is not None for each in membership.workers) >= workers,
+            within_s,
         )
 
     async def begin(self, name: str) -> Any:

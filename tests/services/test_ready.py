@@ -123,7 +123,7 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_d
     coordinator = await cell.coordinator(warm_up_s=LONG_S, flap_limit=0)
     (worker,) = coordinator.cell.membership.workers
     await until(lambda: said in worker.detail)
-    assert not worker.connected
+    assert worker.port is None
     assert not coordinator.cell.membership.lanes
     assert not coordinator.cell.membership.ready
     fails = False
@@ -157,7 +157,7 @@ async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> No
     async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:
         (worker,) = coordinator.cell.membership.workers
         await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
-        assert not worker.connected
+        assert worker.port is None
         assert not odd.streams
     await server.drain(0.0)
 

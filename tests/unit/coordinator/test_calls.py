@@ -25,7 +25,7 @@ HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
 
 
 def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    reader = HarmonyReader() if form.name == "gpt_oss" else CallReader(form)
+    reader = HarmonyReader() if form is GPT else CallReader(form)
     text, calls = "", list[list[str]]()
     for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]:
         assert part != Part()
@@ -169,7 +169,7 @@ def test_marks_of_published_templates_are_known(written: str, name: str) -> None
     )
     found = format_of(ChatTemplate(source))
     assert found is not None
-    assert found.name == name
+    assert found is FORMATS[name]
 
 
 def test_names_may_have_128_letters() -> None:
@@ -317,7 +317,7 @@ def test_arguments_are_told_as_they_are_written() -> None:
 def test_the_template_says_how_calls_are_written(template: str, name: str | None) -> None:
     source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     found = format_of(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}))
-    assert (found.name if found else None) == name
+    assert found is (FORMATS[name] if name else None)
 
 
 CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
