@@ -123,11 +123,11 @@ class LocalCell:
         """Submits a state per answer, with one sink for all; for a resumed request, a state per
         answer that is not complete."""
         order = replace(order, request=owned(order.request))
-        request, known = order.request, None
+        request = order.request
+        known: list[Said] | None = None
         if order.message.HasField("resume"):
-            known = look_up(order, self.journal)
-            request = known.request
-            if all(said.end is not None for said in known.answers):  # nothing is left to do
+            request, known = look_up(order, self.journal)
+            if all(said.end is not None for said in known):  # nothing is left to do
                 tell_again(sink, known)
                 sink.close()
                 return LocalHandle(self.admission, {})
@@ -136,15 +136,14 @@ class LocalCell:
             self.admission.check(request)
         kept = None
         if self.journal is not None:
-            entry = self.journal.open(request, known.answers if known else None)
-            kept = Journaled(self.journal, entry, sink)
-        shown = known.shown if known is not None else set[int]()
+            kept = Journaled(self.journal, self.journal.open(request, known), sink)
+        shown = {index for index, said in enumerate(known or ()) if said.tokens or said.end}
         states = {
             choice: self._state(
-                request, choice, order.arrived, sink, kept, known.answers[choice] if known else None
+                request, choice, order.arrived, sink, kept, known[choice] if known else None
             )
             for choice in range(request.choices)
-            if known is None or known.answers[choice].end is None
+            if known is None or known[choice].end is None
         }
         for state in states.values():
             state.shown, state.begun = shown, bool(shown)

@@ -8,7 +8,8 @@ with a seed of the client), an answer can also be computed again and needs no jo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.answers.output_queue import OutputSink
@@ -20,22 +21,9 @@ from dspark.types import Rule
 from dspark.wire.v1 import types_pb2
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a request to resume: its answers so far."""
-
-    request: Request  # with the seed and the rule it began with
-    answers: list[Said]
-
-    @property
-    def shown(self) -> set[int]:
-        """The answers of which something was committed."""
-        return {index for index, said in enumerate(self.answers) if said.tokens or said.end}
-
-
-def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
-    """Finds what is known of the request that `order` resumes. Raises InvalidRequest when it cannot
-    be resumed."""
+def look_up(order: SubmitRequest, journal: Journal | None) -> tuple[Request, list[Said]]:
+    """(the request that `order` resumes, with the seed and the rule it began with; its answers so
+    far). Raises InvalidRequest when it cannot be resumed."""
     request, held = order.request, tuple(order.message.resume.offsets)
     entry = journal.find(request.id) if journal is not None else None
     if entry is not None and entry.opened.digest != digest(request):
@@ -57,7 +45,7 @@ def look_up(order: SubmitRequest, journal: Journal | None) -> Known:
             else "less is known of it than you hold"
         )
         raise InvalidRequest("resume.offsets", f"{why}, and its draws cannot be repeated")
-    return Known(request, answers)
+    return request, answers
 
 
 def _names_rule(order: SubmitRequest) -> bool:
@@ -98,9 +86,9 @@ class Journaled:
         self._journal.committed(self._entry, CommittedTokens((), End(Reason.STOP), index))
 
 
-def tell_again(sink: OutputSink, known: Known) -> None:
+def tell_again(sink: OutputSink, known: Sequence[Said]) -> None:
     """Pushes everything committed before to `sink`, each answer in one piece."""
-    for index, said in enumerate(known.answers):
+    for index, said in enumerate(known):
         # an abort follows the last token in a piece of its own
         alone = said.end is not None and (said.end.reason is Reason.ABORT or not said.tokens)
         if said.tokens:
