@@ -123,7 +123,8 @@ class Controller:
                 if not least <= size <= most:  # autoscaling would undo it at its next look
                     kept = f"autoscaling keeps {least} to {most} (section autoscale)"
                     raise ConfigError(f"scale: {size} {pool}, while {kept}")
-        if refused := self._fleet.misfit(resized(self._topology, verifiers, drafters).replicas):
+        wanted = resized(self._topology, verifiers, drafters).replicas
+        if refused := self._fleet.misfit(wanted.values()):
             raise ConfigError(refused)
         self._resize(verifiers, drafters, "asked for")
         if autoscale is not None:
@@ -144,9 +145,8 @@ class Controller:
 
     def report(self) -> list[dict[str, Any]]:
         """Every replica as plain values, those that leave too, for `dspark up` and for people."""
-        rows = []
-        wanted = [replica.name for replica in self._topology.replicas]
-        for name in (*wanted, *sorted(self._seen.keys() - self._topology.names)):
+        rows, wanted = [], self._topology.replicas
+        for name in (*wanted, *sorted(self._seen.keys() - wanted.keys())):
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
             started = self._running.get(name)
             pending = self._fleet.pending(name) if name in wanted else Pending()
@@ -181,8 +181,7 @@ class Controller:
         )
 
     def _begin(self, name: str) -> None:
-        replica = self._topology.named(name)
-        assert replica is not None, "plan starts only what is desired"
+        replica = self._topology.replicas[name]
         if replica.role is ProcessRole.FRONTEND:
             if self._topology.coordinator.name not in self._running:
                 return  # no coordinator to attach to; the next tick tries again

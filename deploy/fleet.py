@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class Fleet(Protocol):
     async def end(self, name: str, grace_s: float) -> None:
         """Ends the process, if there is one; without grace it is killed."""
 
-    def misfit(self, replicas: Sequence[Replica]) -> str:
+    def misfit(self, replicas: Collection[Replica]) -> str:
         """Which of these processes cannot be placed beside the others, and why; empty: none."""
 
     def pending(self, name: str) -> Pending:

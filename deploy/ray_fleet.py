@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
@@ -114,7 +114,7 @@ class RayFleet:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor.handle, no_restart=True)
 
-    def misfit(self, replicas: Sequence[Replica]) -> str:
+    def misfit(self, replicas: Collection[Replica]) -> str:
         """On a cluster that is joined nothing is refused beforehand: nodes may come on demand."""
         return misfit(replicas, nodes()) if self._own_cluster else ""
 

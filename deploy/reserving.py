@@ -13,7 +13,7 @@ that is missing is not reserved but warned of.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -226,7 +226,7 @@ def missing(
     )
 
 
-def misfit(replicas: Sequence[Replica], nodes: Sequence[Node]) -> str:
+def misfit(replicas: Collection[Replica], nodes: Sequence[Node]) -> str:
     """Puts one process after the other where it fits; says of the first that fits nowhere what is
     missing. Empty: all fit."""
     held: dict[str, str] = {}

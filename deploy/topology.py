@@ -4,7 +4,7 @@ clock."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -53,22 +53,20 @@ class Topology:
     sizes: Mapping[ProcessRole, int]
 
     @cached_property
-    def replicas(self) -> tuple[Replica, ...]:
-        names = [
-            (role, f"{role}/{index}") for role in ProcessRole for index in range(self.sizes[role])
-        ]
-        return tuple(replace(self.templates[role], name=name) for role, name in names)
-
-    def named(self, name: str) -> Replica | None:
-        return next((replica for replica in self.replicas if replica.name == name), None)
+    def replicas(self) -> dict[str, Replica]:
+        """By name, the coordinator first."""
+        names = {
+            f"{role}/{index}": role for role in ProcessRole for index in range(self.sizes[role])
+        }
+        return {name: replace(self.templates[role], name=name) for name, role in names.items()}
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(replica.name for replica in self.replicas)
+    def names(self) -> Set[str]:
+        return self.replicas.keys()
 
     @property
     def coordinator(self) -> Replica:
-        return next(replica for replica in self.replicas if replica.role is ProcessRole.COORDINATOR)
+        return self.replicas[f"{ProcessRole.COORDINATOR}/0"]
 
 
 def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:

@@ -5,7 +5,7 @@ deployment over real processes, sixteen streams, and every answer the one an und
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class CellFleet:
             self._cell.kill(name)
         self._cell.processes.pop(name, None)
 
-    def misfit(self, replicas: Sequence[Replica]) -> str:
+    def misfit(self, replicas: Collection[Replica]) -> str:
         return ""
 
     def pending(self, name: str) -> Pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
 from typing import Any
 
 import grpc
@@ -64,7 +64,7 @@ class HealthFleet:
         if server is not None:
             await server.stop(0)
 
-    def misfit(self, replicas: Sequence[Replica]) -> str:
+    def misfit(self, replicas: Collection[Replica]) -> str:
         return "no node has a GPU" if len(replicas) > self.room else ""
 
     def pending(self, name: str) -> Pending:

@@ -28,7 +28,8 @@ def _said(
     topology = plan_topology(
         config, file=None, environ=environ, port=4242, token_files=files, most=most
     )
-    return {replica.name: replica.settings.get(key) for replica in resized(topology, 2, 2).replicas}
+    replicas = resized(topology, 2, 2).replicas.items()
+    return {name: replica.settings.get(key) for name, replica in replicas}
 
 
 def test_where_nobody_says_the_verifier_has_both_and_several_share_them() -> None:

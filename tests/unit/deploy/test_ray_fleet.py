@@ -47,8 +47,8 @@ async def test_a_process_that_has_a_place_waits_for_none(
     monkeypatch.setattr(ray_fleet, "nodes", lambda: [ray_fleet.Node("n", {"CPU": 8.0})])
     monkeypatch.setattr(ray_fleet, "LOOK_S", 0.01)
     fleet = ray_fleet.RayFleet(topology, {}, ClusterConfig(target="t", drafter="d"))
-    launch = asyncio.create_task(fleet.launch(topology.replicas[0]))
-    name = topology.replicas[0].name
+    launch = asyncio.create_task(fleet.launch(topology.coordinator))
+    name = topology.coordinator.name
     await until(lambda: fleet.pending(name).why == "waiting for Ray to start a worker process")
     actor.placed.set_result("n")
     await until(lambda: actor.asked_to_start)
@@ -63,5 +63,5 @@ def test_only_a_cluster_of_the_cell_s_own_is_known_to_hold_no_more(
 ) -> None:
     monkeypatch.setattr(ray_fleet, "nodes", lambda: [])
     config = ClusterConfig(target="t", drafter="d", address=address)
-    refused = ray_fleet.RayFleet(topology, {}, config).misfit(topology.replicas)
+    refused = ray_fleet.RayFleet(topology, {}, config).misfit(topology.replicas.values())
     assert refused == ("" if address else "coordinator/0 cannot be placed: no node is there")

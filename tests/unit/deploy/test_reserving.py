@@ -51,20 +51,20 @@ def _cell(
 
 
 def _named(topology: Topology, name: str) -> Replica:
-    found = topology.named(name)
+    found = topology.replicas.get(name)
     assert found is not None
     return found
 
 
 def _fit(topology: Topology, *nodes: Node) -> str:
     """Why the first process that does not fit does not."""
-    return misfit(topology.replicas, nodes).partition(" cannot be placed: ")[2]
+    return misfit(topology.replicas.values(), nodes).partition(" cannot be placed: ")[2]
 
 
 def test_two_processors_hold_a_verifier_and_two_drafters_and_more_that_come() -> None:
     topology, warning = _cell(ClusterConfig(**ALONE, drafters=2), _node())
     assert warning == ""
-    assert {replica.cpus for replica in topology.replicas} == {0.25}
+    assert {replica.cpus for replica in topology.replicas.values()} == {0.25}
     assert _fit(resized(topology, 2, 4), _node()) == ""
     assert (
         _fit(resized(topology, 4, 9), _node()) == "no node with 0.25 CPU free: 3.5 wanted, 2 there"
@@ -76,7 +76,7 @@ def test_a_large_machine_gives_a_processor_a_thread() -> None:
     topology, _ = _cell(
         ClusterConfig(**JOINED), _node(cpus=0), _node(1, cpus=32), settings=settings
     )
-    assert [replica.cpus for replica in topology.replicas] == [1.0, 4.0, 2.0]
+    assert [replica.cpus for replica in topology.replicas.values()] == [1.0, 4.0, 2.0]
 
 
 def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said() -> None:
@@ -104,7 +104,7 @@ def test_where_no_node_is_there_yet_whole_processors_are_asked_for() -> None:
 def test_a_worker_takes_a_card_where_there_are_cards() -> None:
     nodes = [_node(number, gpus=4, cpus=16) for number in range(2)]
     topology, _ = _cell(ClusterConfig(**JOINED, verifiers=2), *nodes)
-    assert [(replica.name, replica.gpus) for replica in topology.replicas] == [
+    assert [(replica.name, replica.gpus) for replica in topology.replicas.values()] == [
         ("coordinator/0", 0.0),
         ("verify/0", 1.0),
         ("verify/1", 1.0),
@@ -185,7 +185,8 @@ def test_what_is_missing_is_said_by_name() -> None:
     config = ClusterConfig(**JOINED, verifiers=2, drafters=0, verifier_gpus=1)
     topology, _ = _cell(config, _node(gpus=1))
     short = "no node with 1 GPU free: 2 wanted, 1 there"
-    assert misfit(topology.replicas, [_node(gpus=1)]) == f"verify/1 cannot be placed: {short}"
+    found = misfit(topology.replicas.values(), [_node(gpus=1)])
+    assert found == f"verify/1 cannot be placed: {short}"
     assert _fit(topology, _node()) == "no node with 1 GPU free: 2 wanted, 0 there"
     assert _fit(topology) == "no node is there"
     selected, _ = _cell(ClusterConfig(**JOINED, verifier_selector="dspark.io/role=verify"), _node())

@@ -36,7 +36,7 @@ def _plan(
         },
         most=sizes_of(config),
     )
-    return {replica.name: dict(replica.settings) for replica in topology.replicas}
+    return {replica.name: dict(replica.settings) for replica in topology.replicas.values()}
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
