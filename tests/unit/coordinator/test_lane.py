@@ -451,6 +451,19 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     cell.admission.cut_all()
 
 
+@virtual
+async def test_a_trial_drafts_whole_blocks_from_its_admission_on() -> None:
+    cell = RoundsCell()
+    cell.lane._drafters.lost(1, "malformed")
+    await asyncio.sleep(PAUSE_S)
+    state = cell.ask()
+    await cell.until(lambda: any(each.admitted for each in cell.lane._members), each_s=1e-5)
+    assert state.stats.first is None
+    terms = cell.lane._plans.in_force.terms_of(state.sequence.number)
+    assert (terms.kind, terms.slots) == (PlanKind.FIXED, cell.drafters[0].facts.block_size)
+    cell.admission.cut_all()
+
+
 @pytest.mark.parametrize("left_out", [False, True])
 @virtual
 async def test_of_a_drafter_that_left_no_fault_and_no_recovery_is_told(
