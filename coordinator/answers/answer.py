@@ -183,11 +183,15 @@ class RequestStats:
             sum(one.committed_by_rounds for one in stats),
         )
 
-    def round(self, *, verified: int, accepted: int, committed: int) -> None:
-        """Counts a round: slots verified, drafted tokens committed, tokens committed in all."""
-        _count(self.verified_histogram, verified)
+    def round(self, round: Round, committed: int) -> int:
+        """Counts a round of which so many tokens were committed; returns how many of these were
+        drafted."""
+        accepted = min(round.accepted, committed)
+        self.drafted += round.drafted
+        _count(self.verified_histogram, round.verified)
         _count(self.acceptance_histogram, accepted)
         self.committed_by_rounds += committed
+        return accepted
 
     @property
     def rounds(self) -> int:

@@ -89,16 +89,11 @@ class Commits:
         problem = self.problem(state, said, logprobs)
         if problem is not None:
             return self._refuse(state, problem)
-        drafted, verified = len(said.confidence), said.verified
+        made = Round(len(said.confidence), said.verified, said.accepted)
         try:
             state.sequence.apply(LifeEvent.JUDGED)
-            piece = state.answer.take(
-                said.tokens, logprobs, round=Round(drafted, verified, said.accepted)
-            )
-            committed, stats = len(piece.tokens), state.stats
-            accepted = min(said.accepted, committed)
-            stats.drafted += drafted
-            stats.round(verified=verified, accepted=accepted, committed=committed)
+            piece = state.answer.take(said.tokens, logprobs, round=made)
+            accepted = state.stats.round(made, len(piece.tokens))
             self.counts.judged(JudgedRound(said, accepted, why, state.request.label))
             return self._finish(state, said, piece, at)
         except Exception as error:  # a bug: only this request fails

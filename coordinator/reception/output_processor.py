@@ -189,11 +189,9 @@ class AnswerOutput:
         if kept and stats.first is None:
             stats.first = at
         if piece.round is not None:
-            stats.drafted += piece.round.drafted
-            verified, accepted = piece.round.verified, min(piece.round.accepted, kept)
-            stats.round(verified=verified, accepted=accepted, committed=kept)
+            accepted = stats.round(piece.round, kept)
             if self.steps is not None and kept:
-                self.steps.append((verified, accepted))
+                self.steps.append((piece.round.verified, accepted))
 
 
 class OutputProcessor:

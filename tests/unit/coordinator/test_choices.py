@@ -11,7 +11,7 @@ import pytest
 from fakes import answer_of
 from rounds_cell import RoundsCell, virtual
 
-from coordinator.answers.answer import Reason, RequestStats
+from coordinator.answers.answer import Reason, RequestStats, Round
 from coordinator.lanes.request_state import LifeState, RequestState
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
@@ -142,13 +142,12 @@ async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the
 def test_numbers_of_several_answers_add_up() -> None:
     one = RequestStats(1.0, placed=2.0, first=4.0, ended=9.0)
     two = RequestStats(1.0, placed=1.5, first=5.0, ended=8.0)
-    one.drafted, two.drafted = 7, 14
-    one.round(verified=3, accepted=2, committed=3)
-    two.round(verified=3, accepted=0, committed=1)
-    two.round(verified=5, accepted=5, committed=6)
+    assert one.round(Round(7, 3, 2), 3) == 2
+    assert two.round(Round(7, 3, 0), 1) == 0
+    assert two.round(Round(7, 5, 6), 5) == 5, "what had no room is not counted"
     both = RequestStats.together([one, two])
     assert (both.rounds, both.drafted, both.verified, both.accepted) == (3, 21, 11, 7)
-    assert both.mean_acceptance_length == pytest.approx(10 / 3)
+    assert both.mean_acceptance_length == pytest.approx(9 / 3)
     assert (both.queue_s(), both.first_token_s(), both.total_s()) == (0.5, 3.0, 8.0)
     assert (one.rounds, two.rounds) == (1, 2), "the parts are left alone"
     assert RequestStats.together([one]) == one
