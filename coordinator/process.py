@@ -18,8 +18,6 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
 from coordinator.frontend.front_end import ClientsProcess
 from coordinator.lanes.lane_context import LaneContext
-from coordinator.lanes.monitor import Monitor
-from coordinator.lanes.watch import Explain
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION
@@ -62,13 +60,12 @@ async def start(
     metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Scheduler(config, clock, metrics)
     journal = _journal(config, metrics)
-    explain = Explain(metrics.dropped.labels(kind="explained", reason="not_read").inc)
     write = journal.write if journal is not None else lambda: None
-    lanes = LaneContext(clock, metrics, Monitor(metrics), config, explain, write=write)
+    lanes = LaneContext(clock, metrics, config, write)
     membership = Membership(admission, lanes, shell.security)
     if config.otel_endpoint is not None:
         provider = open_provider(config.otel_endpoint, service="dspark-coordinator", instance=name)
-        admission.tracing = Tracing(provider, config.otel_share, explain, clock, metrics)
+        admission.tracing = Tracing(provider, config.otel_share, lanes.explain, clock, metrics)
     cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
     most = config.max_running + config.max_queued + SPARE_STREAMS

@@ -21,10 +21,8 @@ from coordinator.answers.output_queue import OutputQueue
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
-from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
-from coordinator.lanes.watch import Explain
 from coordinator.queue.scheduler import Scheduler
 from coordinator.requests.request import Request
 from coordinator.simulation.drafter import SimulatedDrafter
@@ -192,17 +190,15 @@ class RoundsCell:
     ) -> None:
         """settings: of the coordinator."""
         self.clock = asyncio.get_running_loop()
-        self.metrics, self.explain = Metrics(), Explain()
-        self.monitor = Monitor(self.metrics)
+        self.metrics = Metrics()
         self.pair = pair or ToyPair()
         config = CoordinatorConfig(**settings)
         self.admission = Scheduler(config, self.clock, self.metrics)
         self.world = World(
             self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)
         )
-        shared = LaneContext(
-            self.clock, self.metrics, self.monitor, config, self.explain, write=write
-        )
+        shared = LaneContext(self.clock, self.metrics, config, write)
+        self.monitor, self.explain = shared.monitor, shared.explain
         self._shared, self.load, self._sink = shared, shared.load, sink
         self._waits = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()

@@ -23,7 +23,6 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
-from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
@@ -86,7 +85,7 @@ async def _running_lane(workers: ProcessCell, policy: str) -> AsyncIterator[Lane
     clock, metrics = asyncio.get_running_loop(), Metrics()
     config = CoordinatorConfig(max_running=SEQUENCES, max_queued=SEQUENCES, warm_up_s=0.0)
     admission = Scheduler(config, clock, metrics)
-    lanes = LaneContext(clock, metrics, Monitor(metrics), config)
+    lanes = LaneContext(clock, metrics, config)
     membership = Membership(admission, lanes, Security())
     addresses = [
         Address(role, endpoint, 0, f"{role.value}/0")

@@ -14,15 +14,19 @@ from coordinator.lanes.watch import Explain
 from dspark.runtime.telemetry import Metrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaneContext:
     """What all lanes of a coordinator share. load: sequences per drafter; write: makes commits and
     epochs durable before a client sees them, where there is a journal."""
 
     clock: Clock
     metrics: Metrics
-    monitor: Monitor
-    config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
-    explain: Explain = field(default_factory=Explain)
-    load: Counter[DrafterPort] = field(default_factory=Counter)
+    config: CoordinatorConfig
     write: Callable[[], None] = lambda: None
+    load: Counter[DrafterPort] = field(default_factory=Counter)
+    monitor: Monitor = field(init=False)
+    explain: Explain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(self.metrics)
+        self.explain = Explain(self.metrics.dropped.labels(kind="explained", reason="not_read").inc)

@@ -95,7 +95,7 @@ class Explain:
     """The open watches of all lanes of a coordinator; without one, a look at `watches` is all that
     a round costs. lost: called for every round that was not read in time."""
 
-    def __init__(self, lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, lost: Callable[[], None]) -> None:
         self.lost = lost
         self.watches: list[Watch[Any]] = []
 

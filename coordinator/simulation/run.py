@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
-from coordinator.lanes.monitor import Monitor
 from coordinator.queue.scheduler import Scheduler
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.load import Recorder, SimulatedLoad
@@ -60,7 +59,7 @@ class _Cell:
         kv = KVShape(scenario.kv_tokens // PAGE_SIZE, PAGE_SIZE, scenario.prefill_chunk)
         pair = SyntheticPair(SyntheticOracle(scenario.spec))
         world = World(pair, scenario.spec, scenario.hops, kv, scenario.cores)
-        self._shared = LaneContext(self._clock, self._metrics, Monitor(self._metrics), config)
+        self._shared = LaneContext(self._clock, self._metrics, config)
         self._processors = [Device(world.cores) for _ in range(scenario.coordinators)]
         self._drafters = [
             SimulatedDrafter(world, f"draft/{n}", n + 1) for n in range(scenario.drafters)

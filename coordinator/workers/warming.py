@@ -20,7 +20,6 @@ from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import DrafterFacts, DrafterPort, VerifierFacts
 from coordinator.lanes.lane import Lane
 from coordinator.lanes.lane_context import LaneContext
-from coordinator.lanes.monitor import Monitor
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
 from coordinator.requests.request import Request
@@ -70,8 +69,7 @@ async def _lane(
 ) -> AsyncGenerator[Lane]:
     """A lane of its own over a control stream of its own, which is closed on exit."""
     stream, facts = verifier.open(), replace(verifier.facts, cost=None)
-    metrics = Metrics()
-    shared = LaneContext(clock, metrics, Monitor(metrics), config)
+    shared = LaneContext(clock, Metrics(), config)
     try:
         yield Lane(facts, stream, owner, shared)
     finally:

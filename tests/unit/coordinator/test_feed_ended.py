@@ -19,7 +19,7 @@ async def test_a_watcher_that_is_behind_does_not_wait_for_a_feed_that_failed(
 ) -> None:
     monkeypatch.setattr(feed_module, "FRAME_S", 0.0)
     api: Any = SimpleNamespace(processor=SimpleNamespace(clock=asyncio.get_running_loop()))
-    membership: Any = SimpleNamespace(explain=Explain())
+    membership: Any = SimpleNamespace(explain=Explain(lambda: None))
     admission: Any = SimpleNamespace(draining=False)
     load: Any = SimpleNamespace(close=lambda: None)
     feed, frames = CellFeed(api, membership, admission, load), [{"type": "cell"}]
