@@ -137,13 +137,6 @@ def test_waiting_has_an_end(words: list[str], capsys: pytest.CaptureFixture[str]
     assert f"dspark: not serving within 0.3 s: {endpoint}: " in capsys.readouterr().err
 
 
-def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["health", "--wait", "0.2"]) == 1
-    assert "no cluster is running here" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf", "1_0", "1e300"])
 @pytest.mark.parametrize(
     "words", ["health 127.0.0.1:1 --wait", "top --endpoint 127.0.0.1:1 --every"]

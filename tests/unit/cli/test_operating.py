@@ -215,15 +215,6 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
         server.close()
 
 
-def test_an_address_to_serve_targets_at_is_refused_by_its_option(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "0.0.0.0:0"]) == 1
-    assert "serve: 0.0.0.0:0 can be reached from outside" in capsys.readouterr().err
-    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "nowhere"]) == 1
-    assert capsys.readouterr().err == "dspark: serve: 'nowhere' is not host:port\n"
-
-
 def test_a_frame_shows_rates_of_the_window() -> None:
     window = LoadWindow(10)
     window.add(0.0, STATUS)

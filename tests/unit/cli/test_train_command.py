@@ -60,44 +60,6 @@ def test_every_setting_is_a_flag() -> None:
     assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [
-        ([*REQUIRED, "--rate", "0"], "rate"),
-        ([*REQUIRED, "--family", "gpt"], "family"),
-        (REQUIRED[:-2], "train.out: required"),
-        (["split", "nowhere.jsonl", "--out", "o"], "nowhere.jsonl"),
-        (["encode", "nowhere.jsonl", "--target", "nowhere", "--out", "o"], "nowhere"),
-    ],
-)
-def test_what_is_wrong_is_named(
-    words: list[str],
-    field: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *words]) == 1
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"dspark: {field}")
-
-
-@pytest.mark.parametrize("words", ["split {prompts} --out {taken}", "all --prompts {taken}/x"])
-def test_a_path_that_cannot_be_used_is_named(
-    words: str, golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    taken, prompts = tmp_path / "taken", tmp_path / "prompts.jsonl"
-    taken.touch()
-    write_rows(prompts, [{"prompt": "a"}, {"prompt": "b"}])
-    told = words.format(prompts=prompts, taken=taken).split()
-    if told[0] == "all":
-        told += ["--target", str(golden_target), "--out", str(tmp_path / "out")]
-    assert main(["train", *told]) == 1
-    assert capsys.readouterr().err.startswith(f"dspark: {taken}")
-
-
 def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.jsonl"
     write_rows(path, ({"prompt": f"text {n}"} for n in range(10)))

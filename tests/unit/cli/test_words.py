@@ -102,17 +102,6 @@ def test_a_full_disk_is_a_sentence() -> None:
     assert b"internal error" not in done.stderr
 
 
-@pytest.mark.parametrize("words", ["certificates {}", "train split --out {} prompts.jsonl"])
-def test_a_folder_that_cannot_be_made_is_a_sentence(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    Path("file").touch()
-    assert cli.main(words.format("file/out").split()) == 1
-    assert capsys.readouterr().err == "dspark: file/out: Not a directory\n"
-
-
 def test_a_reader_that_leaves_is_no_failure() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.answers.answer import Answer, End, Reason, cut
+from coordinator.answers.answer import Answer, End, Reason, Round, cut
 from coordinator.lanes.request_state import (
     NEXT,
     LifeEvent,
@@ -10,6 +10,7 @@ from coordinator.lanes.request_state import (
     SequenceLife,
     UnlistedLifeEvent,
 )
+from dspark.types import ScoredToken
 
 
 def test_an_event_the_table_does_not_list_is_an_error() -> None:
@@ -51,6 +52,19 @@ def test_an_answer_keeps_every_position() -> None:
     assert answer.ids() == (9, 8, 7, 6, 5)
     assert answer.ids()[answer.prompt_len :] == (7, 6, 5)
     assert answer.room == 6
+
+
+def test_the_length_ends_an_answer_inside_a_verdict() -> None:
+    answer = Answer([1], max_tokens=3)
+    piece = answer.take([5, 6, 7, 8], [ScoredToken(-1.0)] * 4, round=Round(7, 5, 3))
+    assert (piece.tokens, piece.end, len(piece.logprobs)) == ((5, 6, 7), End(Reason.LENGTH), 3)
+    assert answer.length == 3
+
+
+def test_pieces_name_their_answer() -> None:
+    answer = Answer([1], max_tokens=9, index=2)
+    pieces = [answer.take([5, 6, 7]), answer.take([8]), answer.stopped(End(Reason.ABORT))]
+    assert [(piece.tokens, piece.index) for piece in pieces] == [((5, 6, 7), 2), ((8,), 2), ((), 2)]
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:

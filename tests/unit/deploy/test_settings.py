@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,7 +26,10 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
 
 
 def _plan(
-    config: ClusterConfig, file: Path | None = None, **environ: str
+    config: ClusterConfig,
+    file: Path | None = None,
+    most: Mapping[ProcessRole, int] | None = None,
+    **environ: str,
 ) -> dict[str, dict[str, object]]:
     topology = plan_topology(
         config,
@@ -34,7 +40,7 @@ def _plan(
             "token_file": Path("/s/worker_token"),
             "client_token_file": Path("/s/client_token"),
         },
-        most=sizes_of(config),
+        most=most or sizes_of(config),
     )
     return {replica.name: dict(replica.settings) for replica in topology.replicas}
 
@@ -222,6 +228,22 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("cluster: {http: nowhere}", "cluster.http: 'nowhere' is not host:port"),
         ("cluster: {rule: blocks}", "cluster.rule: 'blocks' is none of token, block, coupled"),
         ("cluster: {policy: fixed}", "cluster.policy: fixed:k needs a whole number"),
+        ("cluster: {verifiers: 0}", "cluster.verifiers: "),
+        ("cluster: {drafters: -1}", "cluster.drafters: "),
+        ("cluster: {frontends: -1}", "cluster.frontends: "),
+        ("cluster: {port: 70_000}", "cluster.port: "),
+        ("cluster: {verifier_gpus: -0.5}", "cluster.verifier_gpus: "),
+        ("cluster: {verifier_gpus: 1.5}", "cluster.verifier_gpus: "),
+        ("cluster: {drafter_memory_gib: -1.0}", "cluster.drafter_memory_gib: "),
+        ("cluster: {coordinator_cpus: -1.0}", "cluster.coordinator_cpus: "),
+        ("cluster: {drafter_cpus: -1.0}", "cluster.drafter_cpus: "),
+        ("cluster: {verifier_selector: role}", "cluster.verifier_selector: "),
+        ("cluster: {cell: No Name}", "cluster.cell: "),
+        ("cluster: {cell: ''}", "cluster.cell: "),
+        ("cluster: {http: '8000'}", "cluster.http: "),
+        ("cluster: {place_timeout_s: 0.0}", "cluster.place_timeout_s: "),
+        ("cluster: {start_timeout_s: 0.0}", "cluster.start_timeout_s: "),
+        ("cluster: {drain_s: -1.0}", "cluster.drain_s: "),
         ("verify: {page_sise: 3}", "verify.page_sise: unknown key"),
         ("cluster: {address: 'head:x'}", "cluster.address: 'head:x' is not host:port"),
         ("[" * 5000, "cannot be read"),
@@ -238,32 +260,6 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(
         )
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("verifiers", 0),
-        ("drafters", -1),
-        ("frontends", -1),
-        ("port", 70_000),
-        ("verifier_gpus", -0.5),
-        ("verifier_gpus", 1.5),
-        ("drafter_memory_gib", -1.0),
-        ("coordinator_cpus", -1.0),
-        ("drafter_cpus", -1.0),
-        ("verifier_selector", "role"),
-        ("cell", "No Name"),
-        ("cell", ""),
-        ("http", "8000"),
-        ("place_timeout_s", 0.0),
-        ("start_timeout_s", 0.0),
-        ("drain_s", -1.0),
-    ],
-)
-def test_what_no_cell_can_have_is_refused_by_its_key(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"cluster\.{key}"):
-        load_config(ClusterConfig, section="cluster", flags={key: value})
-
-
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
     config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
@@ -276,3 +272,41 @@ def test_a_cell_without_a_drafter_is_never_given_one() -> None:
     config, bounds = within(plain, AutoscaleConfig(enabled=True, min_drafters=1))
     assert config.drafters == largest(config, bounds)[ProcessRole.DRAFT] == 0
     assert bounds.bounds["drafters"] == (0, 0), "without weights there is nobody to start"
+
+
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many this machine has."""
+    monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", Path("none"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return lambda count: monkeypatch.setattr(
+        "dspark.runtime.process.usable", lambda: tuple(range(count))
+    )
+
+
+def _threads(config: ClusterConfig, **told: Any) -> tuple[object, object]:
+    """Of each verifier and each drafter."""
+    plan = _plan(config, **told)
+    return plan["verify/0"]["threads"], plan["draft/0"]["threads"]
+
+
+def test_where_nobody_says_the_verifier_has_both_and_several_share_them(
+    processors: Callable[[int], None],
+) -> None:
+    processors(2)
+    one = ClusterConfig(target="t", drafter="d")
+    assert _threads(one) == (2, 1)
+    assert _threads(replace(one, verifiers=2)) == (1, 1)
+    assert _threads(one, DSPARK_VERIFY__CPUS="1") == (1, 1)
+    # of a cluster that is joined: the process decides, by what Ray reserves for it
+    assert _threads(replace(one, address="head:6379"))[0] == 0
+
+
+def test_workers_that_autoscaling_may_bring_have_their_part(
+    processors: Callable[[int], None],
+) -> None:
+    processors(16)
+    config = ClusterConfig(target="t", drafter="d")
+    grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
+    assert _threads(config, most=largest(config, grows)) == (3, 2)
+    assert _threads(config, most=largest(config, AutoscaleConfig())) == (12, 4)

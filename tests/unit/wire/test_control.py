@@ -166,7 +166,7 @@ REPORT = PassReport(
     64,
     None,
     [(ScoredToken(-0.5, (1,), (-0.25,)),) * 3, (), ()],
-    np.array([[1.0, 0.5], [0.5, 0.25], [0.25, 0.0], [1.0, 0.5]], np.float32),
+    np.array([[1.0, 0.5], [0.5, 0.25], [0.25, 0.0], [np.nan, np.nan]], np.float32),
     (Draws("v", 1, (1,) + (0,) * 63, 0.5, 0.25, 1, 0.5, 0.25),),
     1000,
 )
@@ -195,13 +195,12 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     assert rest == others
     assert isinstance(report, PassReport)
     assert isinstance(began, PassReport)
-    assert report.labels is not None
-    assert report.labels.tolist() == REPORT.labels.tolist()  # type: ignore[union-attr]
+    np.testing.assert_array_equal(report.labels, REPORT.labels)  # type: ignore[arg-type]
     assert report._replace(labels=None) == REPORT._replace(labels=None)
     assert began.started is not None
     assert began.started.prompt_logprobs is not None
     assert began.started.prompt_logprobs.ranks.tolist() == [1, 5]
-    assert began.report == BEGAN.report
+    assert (began.report, began.labels) == (BEGAN.report, None)
     assert began.started.cached_tokens == 16
 
 
@@ -234,7 +233,15 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 1)),
         ("labels", lambda told: setattr(told, "labels", b"x")),
         ("labels", lambda told: setattr(told, "labels", np.full((4, 2), 2.0, "<f4").tobytes())),
+        ("labels", lambda told: setattr(told, "labels", np.full((4, 2), -0.1, "<f4").tobytes())),
         ("draws.places", lambda told: told.draws[0].places.append(1)),
+        ("draws.places", lambda told: setattr(told.draws[0], "slots", 4)),
+        ("draws.drift", lambda told: setattr(told.draws[0], "drift", 1.5)),
+        ("draws.drift", lambda told: setattr(told.draws[0], "drift", float("nan"))),
+        ("draws.variance", lambda told: setattr(told.draws[0], "variance", -1.0)),
+        ("draws.variance", lambda told: setattr(told.draws[0], "variance", float("inf"))),
+        ("draws.luck", lambda told: setattr(told.draws[0], "luck", -2.5)),
+        ("draws.luck_variance", lambda told: setattr(told.draws[0], "luck_variance", 9.0)),
         ("report.forward_s", lambda told: setattr(told, "draft_s", -1.0)),
         ("report.started", lambda told: told.started.SetInParent()),
     ],
