@@ -168,7 +168,6 @@ def test_marks_of_published_templates_are_known(written: str, name: str) -> None
         "{% endfor %}"
     )
     found = format_of(ChatTemplate(source))
-    assert found is not None
     assert found.name == name
 
 

@@ -87,7 +87,6 @@ async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> No
     ended: list[int] = []
     while not ended:
         batch = await attachment.next()
-        assert batch is not None
         failed += batch.failed
         ended += [one.call for one in batch.ended]
     assert ended == [1]
@@ -106,7 +105,6 @@ async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() 
     assert attachment.requests == cell.admission.running == 0
     assert cell.metrics.value("requests_total", outcome="stop") == 1
     batch = await attachment.next()
-    assert batch is not None
     assert not batch.ended
     assert not batch.failed
     attachment.close()

@@ -66,7 +66,6 @@ def begin() -> Iterator[Begin]:
             stdout=subprocess.PIPE,
         )
         begun.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline(), "it has begun its work"
         process.stdout.close()
         return process

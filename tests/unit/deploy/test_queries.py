@@ -192,7 +192,6 @@ def _labels_of(node: Any) -> set[str] | None:
             )
         case "AggregateExpr":
             inner = _labels_of(node.expr)
-            assert inner is not None
             if node.modifier is None:
                 return set()
             named = set(node.modifier.labels)

@@ -14,7 +14,7 @@ from transformers import GPT2Config
 from deploy import footprint
 from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, misfit, reserve
-from deploy.topology import ProcessRole, Replica, Topology, desired, resized
+from deploy.topology import ProcessRole, Topology, desired, resized
 from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import without_tables
 from tests.unit.model.golden import altered
@@ -50,12 +50,6 @@ def _cell(
     return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(ProcessRole, memory))
 
 
-def _named(topology: Topology, name: str) -> Replica:
-    found = topology.named(name)
-    assert found is not None
-    return found
-
-
 def _fit(topology: Topology, *nodes: Node) -> str:
     """Why the first process that does not fit does not."""
     return misfit(topology.replicas, nodes).partition(" cannot be placed: ")[2]
@@ -84,7 +78,7 @@ def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said()
     topology, _ = _cell(ClusterConfig(**ALONE, drafters=3), _node(cpus=8), settings=settings)
     assert _fit(topology, _node(cpus=8)) == ""
     said, _ = _cell(ClusterConfig(**ALONE, verifier_cpus=1.5), _node(), settings=settings)
-    assert _named(said, "verify/0").cpus == 1.5
+    assert said.named("verify/0").cpus == 1.5
     assert _fit(said, _node()) == ""
 
 
@@ -98,7 +92,7 @@ def test_pools_that_follow_the_load_have_room_for_their_largest() -> None:
 def test_where_no_node_is_there_yet_whole_processors_are_asked_for() -> None:
     for nodes in ((), (_node(cpus=0),)):
         topology, _ = _cell(ClusterConfig(**JOINED), *nodes)
-        assert _named(topology, "verify/0").cpus == 1.0
+        assert topology.named("verify/0").cpus == 1.0
 
 
 def test_a_worker_takes_a_card_where_there_are_cards() -> None:
@@ -111,14 +105,14 @@ def test_a_worker_takes_a_card_where_there_are_cards() -> None:
         ("draft/0", 1.0),
     ]
     shared, _ = _cell(ClusterConfig(**JOINED, drafter_gpus=0.25), *nodes)
-    assert _named(shared, "draft/0").gpus == 0.25
+    assert shared.named("draft/0").gpus == 0.25
     for device in ("cpu", "cuda:1"):
         chosen, _ = _cell(
             ClusterConfig(**JOINED),
             *nodes,
             settings={ProcessRole.VERIFY: {"device": device}, ProcessRole.DRAFT: {}},
         )
-        assert _named(chosen, "verify/0").gpus == 0.0, "Ray would hide the card that was named"
+        assert chosen.named("verify/0").gpus == 0.0, "Ray would hide the card that was named"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +130,7 @@ def test_too_few_cards_of_a_machine_are_shared_but_by_no_two_verifiers(
 ) -> None:
     node = _node(gpus=cards, cpus=16)
     topology, _ = _cell(ClusterConfig(**ALONE, verifiers=verifiers, drafters=drafters), node)
-    assert (_named(topology, "verify/0").gpus, _named(topology, "draft/0").gpus) == share
+    assert (topology.named("verify/0").gpus, topology.named("draft/0").gpus) == share
     assert _fit(topology, node) == ""
     assert _fit(resized(topology, cards + 1, 0), node).startswith("no node with ")
 
@@ -159,7 +153,7 @@ def test_the_pool_of_a_verifier_leaves_its_card_what_drafters_reserve_there(
     settings[ProcessRole.DRAFT] = DEVICE[ProcessRole.DRAFT]
     config = ClusterConfig(**ALONE, drafters=drafters)
     topology, _ = _cell(config, _node(gpus=cards, cpus=16), settings=settings)
-    assert _named(topology, "verify/0").settings["gpu_memory_utilization"] == pytest.approx(
+    assert topology.named("verify/0").settings["gpu_memory_utilization"] == pytest.approx(
         share, abs=1e-3
     )
 
@@ -178,7 +172,7 @@ def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its
 
 def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -> None:
     topology, _ = _cell(ClusterConfig(**JOINED), _node(gpus=2, cpus=16), memory=64 * GIB)
-    assert _named(topology, "verify/0").memory == footprint.ON_CARD
+    assert topology.named("verify/0").memory == footprint.ON_CARD
 
 
 def test_what_is_missing_is_said_by_name() -> None:

@@ -69,7 +69,6 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
 
 def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
     made, seen = plans("adaptive", "fixed:7"), list[bool]()
-    assert made._planner is not None
     made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)  # type: ignore[method-assign]
     for plain in ((), (0,), (1,), (0, 1)):
         done = report()
@@ -117,7 +116,6 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
 
 def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
     made = plans("adaptive", "adaptive")
-    assert made._planner is not None
     for number in range(40):
         made.learn(report(number))
     before = made._planner.cost.draft_s(2.0, 7)
@@ -178,7 +176,6 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     told(made)
     assert made.in_force.cohorts == 2
     made.learn(report())
-    assert made._planner is not None
     assert made._planner.cost.drafted.seen == 0, "the first of its kind"
     made.learn(report())
     assert made._planner.cost.hop.seen == 0
@@ -191,7 +188,6 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     told = np.arange(10, dtype=np.float32).reshape(5, 2)
     said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
     grid = _labels(said, rows, 7)
-    assert grid is not None
     assert grid[0, :2].tolist() == [[0, 1], [2, 3]]
     assert grid[1, :3].tolist() == [[4, 5], [6, 7], [8, 9]]
     assert np.isnan(grid[0, 2:]).all()
@@ -212,15 +208,12 @@ def test_a_plan_that_differs_in_draft_seconds_alone_is_told_where_it_is_by_much(
 def test_a_plan_that_is_not_told_is_not_what_the_next_one_is_compared_with() -> None:
     made = plans("fixed:5", "fixed:5")
     first = made.compose({})
-    assert first is not None
-    assert made._planner is not None
     hop, slow = made._planner.cost.hop, None
     for step in range(1, 200):  # each a little slower than the last
         hop.value = HOP_S * 1.05**step
         if (slow := made.compose({})) is not None:
             break
         assert made.in_force is first
-    assert slow is not None
     assert step > 2
     assert differs(first, slow)
 

@@ -20,7 +20,6 @@ def curve() -> Curve:
 def test_a_curve_is_found_under_its_own_key_alone() -> None:
     store_curve(KEY, curve())
     found = load_curve(KEY)
-    assert found is not None
     assert found.source == "stored"
     np.testing.assert_array_equal(found.seconds, curve().seconds)
     np.testing.assert_array_equal(found.tokens, [1, 2, 4])
