@@ -108,7 +108,7 @@ def _go_on(prompts: Path, target: Path, *missing: str) -> int:
     """With a chain that is done but for these stages."""
     chain = _begin(prompts, target)
     for name in STAGES.keys() - missing:
-        chain.do(name, lambda name=name: STAGES[name])  # type: ignore[misc]
+        chain.do(name, lambda name=name: STAGES[name])
     return main(["train", *_words(prompts, target, "--json")])
 
 

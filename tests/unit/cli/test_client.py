@@ -130,10 +130,6 @@ async def answered(asked: Any) -> Any:
     return await asked if inspect.isawaitable(asked) else asked
 
 
-async def closed(client: Any) -> None:
-    await answered(client.close())
-
-
 def test_a_stream_gives_every_token_once_and_then_says_why_it_ended(client: Client) -> None:
     *chunks, end = client.generate([5], max_tokens=3)
     assert chunks == [Chunk(" 5", (5,), 0), Chunk(" 6", (6,), 1), Chunk(" 7", (7,), 2)]
@@ -366,7 +362,7 @@ async def test_operators_questions_are_read_as_requests_are(
     client = kind(service.endpoint)
     with pytest.raises(InvalidRequest, match=re.escape(said)):
         await answered(getattr(client, method)(**arguments))
-    await closed(client)
+    await answered(client.close())
 
 
 @pytest.mark.parametrize(
@@ -503,7 +499,7 @@ async def test_an_answer_that_does_not_say_why_it_ended_is_the_server_s_fault(
     await answered(stream)
     with pytest.raises(ServerError, match="ended the answer without saying why"):
         await answered(stream)
-    await closed(client)
+    await answered(client.close())
 
 
 async def _all_of(stream: AsyncStream) -> list[Event]:

@@ -26,8 +26,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """One target, one drafter."""
-    for name in ("target_qwen3", DRAFTER):
-        shutil.copytree(DATA / name, tmp_path / name)
+    _bring(DRAFTER, tmp_path)
     return tmp_path
 
 

@@ -30,7 +30,7 @@ def test_what_is_given_is_not_copied() -> None:
 
 def test_an_end_is_read_with_what_it_matched_if_anything() -> None:
     def read(**matched: int | str) -> Finished:
-        end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_STOP", **matched)  # type: ignore[arg-type]
+        end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_STOP", **matched)
         end.timings.total_ms = 2.0
         end.choices.add(index=1, matched_stop_str="b")
         found = read_event(generate_pb2.GenerateResponse(complete=end))

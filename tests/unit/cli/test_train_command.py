@@ -46,13 +46,13 @@ def test_every_setting_is_a_flag() -> None:
             continue
         value = changed.get(field.name)
         if field.name == "taps":
-            value, text = (1, 3), "1,3"  # type: ignore[assignment]
+            value, text = (1, 3), "1,3"
         else:
             value = value or (
                 field.default + 1 if isinstance(field.default, int) else field.default
             )
             if isinstance(value, float):
-                value = value / 2 + 0.01  # type: ignore[assignment]
+                value = value / 2 + 0.01
             text = str(value)
         wanted[field.name] = value
         words += [f"--{field.name.replace('_', '-')}", text]

@@ -33,7 +33,7 @@ def prompts(cell: RoundsCell) -> int:
 async def read(states: list[RequestState]) -> dict[int, list[int]]:
     """Tokens by answer, to the end; raises the error that ended them."""
     got: dict[int, list[int]] = {}
-    while (pieces := await states[0].sink.take()) is not None:  # type: ignore[attr-defined]
+    while (pieces := await states[0].sink.take()) is not None:
         for piece, _ in pieces:
             got.setdefault(piece.index, []).extend(piece.tokens)
     return got

@@ -46,8 +46,8 @@ class Told:
     def __init__(
         self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object
     ) -> None:
-        params = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
-        request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
+        params = SamplingParams(min_tokens=more.pop("min_tokens", 0))
+        request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)
         self.reader = OutputProcessor(request, TOKENIZER, 100.0)
         self.reading = self.reader.answers[0]
         self.log: list[int] = []

@@ -91,7 +91,6 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     cell.admission.abort(first.request.id)
     await cell.until(lambda: drafting() < 3)
     await cell.until(lambda: drafting() == 3, within_s=20.0)
-    cell.admission.cut_all()
 
 
 @virtual
@@ -106,4 +105,3 @@ async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> 
     assert members.next() == []
     members.joined(first)
     assert len(members.next()) == 3
-    cell.admission.cut_all()

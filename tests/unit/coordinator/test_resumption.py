@@ -47,7 +47,7 @@ class Desk:
     ) -> None:
         """shown: what the client holds of each answer."""
         self.toy = toy or RoundsCell()
-        self.cell = LocalCell(self.toy.admission, None, None, journal=journal)  # type: ignore[arg-type]
+        self.cell = LocalCell(self.toy.admission, None, None, journal=journal)
         self.shown = dict(enumerate(shown))
 
     def ask(
@@ -63,7 +63,7 @@ class Desk:
         if seeded:
             message.sampling_params.seed = 3
         if rule is not None:
-            message.speculation.rule = rule  # type: ignore[assignment]
+            message.speculation.rule = rule
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request("r", PROMPT, params or SAMPLED, TOKENS, ADAPTIVE, choices=choices)
@@ -109,7 +109,7 @@ def in_memory() -> Journal:
 async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
     first = await lost(journal, held)
-    epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
+    epoch = journal.find("r").answers[0].epoch
     # the last words may have got lost on their way
     second = Desk(journal, shown=[first.shown[0][:held]])
     call = second.resume()
@@ -135,7 +135,7 @@ async def test_the_rest_is_drawn_by_the_target_that_began_it(back: bool) -> None
     second.toy.add_verifier(fingerprint="another target")
     second.resume()
     await second.toy.answered(second.toy.ask())
-    assert len(journal.find("r").answers[0].tokens) < TOKENS  # type: ignore[union-attr]
+    assert len(journal.find("r").answers[0].tokens) < TOKENS
     if back:
         second.toy.lose_verifier()
         second.toy.add_verifier()

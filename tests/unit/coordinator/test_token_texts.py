@@ -42,7 +42,7 @@ def tiny() -> Tokenizer:
 
 @pytest.mark.parametrize(("make", "text"), [(tiny, TEXT), (sentencepiece, "a b 世 a")])
 def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> None:
-    tokenizer = make()  # type: ignore[operator]
+    tokenizer = make()
     texts = TokenTexts(tokenizer)
     ids = tokenizer.encode(text, add_special=False)
     assert b"".join(texts.bytes_of(token) for token in ids).decode() == text

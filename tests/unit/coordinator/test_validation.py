@@ -96,7 +96,7 @@ def beside(**fields: Any) -> g.GenerateRequest:
         ("label", beside(label="x" * 33)),
         ("cache_salt", beside(cache_salt="x" * 129)),
         ("speculation.policy", beside(speculation=g.SpeculationParams(policy="fastest"))),
-        ("speculation.rule", beside(speculation=g.SpeculationParams(rule=9))),  # type: ignore[arg-type]
+        ("speculation.rule", beside(speculation=g.SpeculationParams(rule=9))),
     ],
 )
 def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.GenerateRequest) -> None:
@@ -242,7 +242,7 @@ def test_a_least_length_needs_a_token_that_does_not_end_the_answer() -> None:
 
 def under(rule: int, **params: object) -> g.GenerateRequest:
     message = ask(**params)
-    message.speculation.rule = rule  # type: ignore[assignment]
+    message.speculation.rule = rule
     return message
 
 

@@ -59,7 +59,7 @@ def _work(streams: int, work: float, **more: float) -> Callable[[float, int, int
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         busy = min(1.0, work / drafters) if drafters else None
         waits = 0.0 if not drafters or work / drafters < 0.95 else 0.05
-        return PoolReading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)  # type: ignore[arg-type]
+        return PoolReading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)
 
     return reading
 
@@ -123,7 +123,7 @@ def test_verifiers_follow_promises(field: str) -> None:
     limit = {"ttft_s": 0.5, "itl_s": 0.05, "queue_s": 0.5}[field]
 
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
-        return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})  # type: ignore[arg-type]
+        return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})
 
     history = _simulate(reading, 1800, config=config)
     assert history[-1][1] == 3
@@ -192,7 +192,7 @@ def test_a_pool_rests_after_a_change() -> None:
 )
 def test_settings_that_cannot_work_are_named(key: str, value: float, named: str) -> None:
     with pytest.raises(ConfigError, match=f"autoscale.{named}: "):
-        AutoscaleConfig(**{key: value})  # type: ignore[arg-type]
+        AutoscaleConfig(**{key: value})
 
 
 def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:

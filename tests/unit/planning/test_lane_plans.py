@@ -34,7 +34,7 @@ def plans(
     *policies: str, curve: CostCurve | None = None, drafters: int = 1, **settings: object
 ) -> LanePlans:
     """Of sequences 1, 2 ... of these policies."""
-    made = LanePlans(curve or GPU.curve(), **settings)  # type: ignore[arg-type]
+    made = LanePlans(curve or GPU.curve(), **settings)
     made.drafters([DrafterCost(7, DRAFT)] * drafters)
     for number, policy in enumerate(policies, 1):
         made.add(number, parse_policy(policy), 1.0, 0)
@@ -69,7 +69,7 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
 
 def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
     made, seen = plans("adaptive", "fixed:7"), list[bool]()
-    made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)  # type: ignore[method-assign]
+    made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)
     for plain in ((), (0,), (1,), (0, 1)):
         done = report()
         for place in plain:
@@ -276,7 +276,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
     ]
     for change in changes:
-        changed = dataclasses.replace(two, **change)  # type: ignore[arg-type]
+        changed = dataclasses.replace(two, **change)
         assert looks(changed) == 1, change
         # one came and went: what is known of either is known still
         assert looks(two) == looks(changed) == 0

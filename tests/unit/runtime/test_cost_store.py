@@ -45,7 +45,7 @@ def test_a_curve_is_found_under_its_own_key_alone() -> None:
         lambda text: text.replace('"tokens"', '"tokins"'),
     ],
 )
-def test_a_damaged_file_is_as_good_as_none(damage) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_as_good_as_none(damage) -> None:
     path = store_curve(KEY, curve())
     path.write_text(damage(path.read_text()))
     assert load_curve(KEY) is None

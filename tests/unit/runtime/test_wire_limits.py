@@ -107,7 +107,7 @@ MANY = [1] * 1_000_000
 
 
 def told(**order: object) -> verify_pb2.ControlDown:
-    return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])  # type: ignore[arg-type]
+    return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])
 
 
 OPENING = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)

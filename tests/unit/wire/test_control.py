@@ -191,7 +191,7 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     ]
     report, began, *rest = read_up(_up(REPORT, BEGAN, *others))
     assert rest == others
-    np.testing.assert_array_equal(report.labels, REPORT.labels)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(report.labels, REPORT.labels)
     assert report._replace(labels=None) == REPORT._replace(labels=None)
     assert began.started.prompt_logprobs.ranks.tolist() == [1, 5]
     assert (began.report, began.labels) == (BEGAN.report, None)

@@ -62,7 +62,7 @@ def two_blocks(**change: object) -> draft_pb2.Blocks:
         "empty_reasons": [0, 0],
         "watermarks": [3, 3],
     }
-    return draft_pb2.Blocks(**(good | change))  # type: ignore[arg-type]
+    return draft_pb2.Blocks(**(good | change))
 
 
 @pytest.mark.parametrize(
