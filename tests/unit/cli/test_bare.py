@@ -1,7 +1,5 @@
 """With grpcio and protobuf alone: what needs more says what, and which extra brings it."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,8 +1,6 @@
 """`dspark train all` goes on under the settings it was begun with, wherever it lies by then, says
 which one differs, and tells its results in JSON that strict parsers read."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The client library against a servicer that computes its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """The command line: exit codes, sentences, and what it finds in the state folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`dspark conformance`: what it counts, and that one altered number is enough to fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What operators type: sizes, logs, targets for Prometheus, the view of a cell, the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Replies become dataclasses as their annotations say."""
 
-from __future__ import annotations
-
 from dspark.client import EndedAnswer, RoundExplanation, Timings
 from dspark.client.events import Finished, read_event
 from dspark.client.fields import copied

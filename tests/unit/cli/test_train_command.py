@@ -1,7 +1,5 @@
 """`dspark train`: every setting is a flag, and what is wrong is said in one sentence."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

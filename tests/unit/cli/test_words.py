@@ -1,7 +1,5 @@
 """What a command line is written in, and where its answer goes."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

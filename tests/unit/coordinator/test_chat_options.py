@@ -1,7 +1,5 @@
 """What a chat asks of the target, by the target's template and its special tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Chat templates are found where checkpoints keep them, and nothing in them reaches outside the
 sandbox. `test_template_families` holds what they render."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

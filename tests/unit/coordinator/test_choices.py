@@ -1,8 +1,6 @@
 """Several answers of one request: taken in together or not at all, ended one by one or by an error
 together."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Waiting for a condition: until it holds, or as long as it may take."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Rounds that verifiers report, explained: what was said of them is what was committed."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

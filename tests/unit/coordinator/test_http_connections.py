@@ -1,8 +1,6 @@
 """Connections of the HTTP front, real ones on loopback: quiet ones, too many, and those of clients
 that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

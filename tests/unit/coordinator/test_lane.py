@@ -1,8 +1,6 @@
 """A lane beside the rounds of its verifier: admission, lane, planner and `RoundLoop` in simulated
 time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ Whatever happens answers are exact, nothing is left behind, no epoch is given tw
 shown was written, and rounds keep their invariants, see `stormy_workers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Out of pages: the youngest makes room, loses nothing, and comes back in the order of arrival."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is counted as thoughts: tokens, whether or not they show text at once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

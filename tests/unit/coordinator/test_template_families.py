@@ -6,8 +6,6 @@ turns, and how those that know tools write calls and results. `asking` shows too
 unless they are None.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

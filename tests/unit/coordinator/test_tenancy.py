@@ -1,7 +1,5 @@
 """Names of two tenants never meet, whatever they choose."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Single tokens as bytes: together they are the text, whatever the vocabulary's way of writing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,8 +1,6 @@
 """A tokenizer's file says more than its vocabulary: text becomes the ids that the library makes of
 it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Readers of a whole cohort pass a few at a time, and what comes in meanwhile is heard between
 them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

@@ -1,8 +1,6 @@
 """Pools that follow the load, in simulated time: they reach the size the work asks for and stay
 there."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

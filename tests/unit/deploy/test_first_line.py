@@ -1,7 +1,5 @@
 """What a child of a cell says first: the wait for it ends, whoever holds its pipe open."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a build of the image sees of this checkout."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

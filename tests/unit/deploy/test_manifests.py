@@ -1,8 +1,6 @@
 """Every file under deploy/ that another program reads: valid by that program's schema, and true of
 this software."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Ending exactly the processes of a cell."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

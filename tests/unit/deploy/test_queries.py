@@ -1,8 +1,6 @@
 """Queries of panels, alerts and pages: they name what exists, and what they compare has labels in
 common."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands end where Ray does not answer. Ray is not started."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What Ray is to reserve for each process, and what it is told to lack."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping

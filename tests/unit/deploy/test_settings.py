@@ -1,7 +1,5 @@
 """From one configuration file to the settings of every process."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Desired replicas from a configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from deploy.config import ClusterConfig

@@ -1,7 +1,5 @@
 """Bringing a cell up, as far as it goes without Ray."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

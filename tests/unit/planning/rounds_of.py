@@ -6,8 +6,6 @@ to plan the same rounds compare without noise; acceptance itself, which the plan
 drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans of lanes whose sequences go by several policies, and what reported passes teach."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,8 +1,6 @@
 """Plans against what no plan can do: Algorithm 1 run on the live confidences of every round, see
 `rounds_of`."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No cost curve is nonsense, whatever was measured."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

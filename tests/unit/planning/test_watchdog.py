@@ -1,8 +1,6 @@
 """The watchdog of one drafter: what raises an alarm and how soon, what does not, and how it is
 tried again."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configuration: three sources, one order, bounds, errors that name the key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

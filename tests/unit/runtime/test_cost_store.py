@@ -1,7 +1,5 @@
 """Stored cost curves: found under their own key only, and never trusted when damaged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Ports are asked for before anything is loaded, and refused by the setting's name."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 from collections.abc import Iterator

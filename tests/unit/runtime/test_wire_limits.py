@@ -1,8 +1,6 @@
 """Requests that are too large are refused by their bytes, and proper ones pass whatever is in
 them."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The control stream and orders: nouns come back as they went, and what cannot be is refused by
 field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

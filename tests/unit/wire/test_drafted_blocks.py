@@ -1,8 +1,6 @@
 """Blocks of an order there and back, whatever their rows hold, and refusals that name the
 column."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from columns import rows_of
