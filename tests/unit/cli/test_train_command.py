@@ -30,32 +30,30 @@ def test_without_flags_a_run_has_the_published_settings() -> None:
     )
 
 
+CHANGED = {
+    "family": "mtp",
+    "head": "rnn",
+    "optimizer": "muon",
+    "schedule": "linear",
+    "precision": "bf16",
+    "taps": "1,3",
+}
+
+
 def test_every_setting_is_a_flag() -> None:
-    changed = {
-        "family": "mtp",
-        "head": "rnn",
-        "optimizer": "muon",
-        "schedule": "linear",
-        "precision": "bf16",
-    }
-    words, wanted = list(REQUIRED), {}
+    words, wanted = list(REQUIRED), dict[str, object]()
     for field in dataclasses.fields(Settings):
         if field.name in ("target", "samples", "out"):
             continue
-        value = changed.get(field.name)
-        if field.name == "taps":
-            value, text = (1, 3), "1,3"
-        else:
-            value = value or (
-                field.default + 1 if isinstance(field.default, int) else field.default
-            )
-            if isinstance(value, float):
-                value = value / 2 + 0.01
-            text = str(value)
+        value = CHANGED.get(field.name, field.default)
+        if isinstance(value, float):
+            value = value / 2 + 0.01
+        elif isinstance(value, int):
+            value += 1
         wanted[field.name] = value
-        words += [f"--{field.name.replace('_', '-')}", text]
+        words += [f"--{field.name.replace('_', '-')}", str(value)]
     settings = read_keys(build_parser().parse_args(words), Settings, "train")
-    assert {name: getattr(settings, name) for name in wanted} == wanted
+    assert {name: getattr(settings, name) for name in wanted} == wanted | {"taps": (1, 3)}
 
 
 def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-
-from tests.certificates import Authority
-from tests.waiting import until
-
-pytest.importorskip("uvicorn")
-
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -33,6 +27,8 @@ from coordinator.http.stream import EventStream, event, left
 from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
+from tests.certificates import Authority
+from tests.waiting import until
 
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example\r\n\r\n"
 MOST, PAGE = 2, "https://chat.example"

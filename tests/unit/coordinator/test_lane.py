@@ -377,17 +377,6 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
 
 
 @virtual
-async def test_a_drafter_that_is_told_again_not_to_leave_has_nothing_computed_anew() -> None:
-    cell = RoundsCell()
-    drafter: Any = cell.drafters[0]
-    renewed = list[Any]()
-    cell.lane._plans.drafters = renewed.append
-    for leaves in (False, False, True, True, False):
-        cell.lane.drafter_leaves(drafter, leaves)
-    assert len(renewed) == 2
-
-
-@virtual
 async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].silent = True

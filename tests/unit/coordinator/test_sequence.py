@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.answers.answer import Answer, End, Reason, Round, cut
@@ -71,7 +71,6 @@ def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
     assert cut([4, 5], room=2, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=9),
     st.integers(1, 9),

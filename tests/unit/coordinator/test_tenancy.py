@@ -13,7 +13,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(TENANTS, NAMES, TENANTS, NAMES)
 def test_names_are_apart_and_come_back(one: str, name: str, other: str, second: str) -> None:
     assert outside(one, inside(one, name)) == name

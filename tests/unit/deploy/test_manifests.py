@@ -190,14 +190,12 @@ def test_overlays_build(overlay: str) -> None:
         timeout=120,
     )
     assert built.returncode == 0, built.stderr
-    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
-    assert "Namespace" in kinds
-    for document in yaml.safe_load_all(built.stdout):
+    documents = list(yaml.safe_load_all(built.stdout))
+    assert "Namespace" in [document["kind"] for document in documents]
+    for document in documents:
         _check(document)
     if overlay == "ray-redis":
-        (cluster,) = [
-            each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "RayCluster"
-        ]
+        (cluster,) = [each for each in documents if each["kind"] == "RayCluster"]
         assert cluster["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
         head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
         volumes = {volume["name"]: volume for volume in head["volumes"]}
@@ -205,11 +203,7 @@ def test_overlays_build(overlay: str) -> None:
             mount["name"]: mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]
         }
         assert volumes.keys() == mounts.keys()
-        (claim,) = [
-            each
-            for each in yaml.safe_load_all(built.stdout)
-            if each["kind"] == "PersistentVolumeClaim"
-        ]
+        (claim,) = [each for each in documents if each["kind"] == "PersistentVolumeClaim"]
         assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
         assert f"DSPARK_HOME={mounts['state']} " in DOCKERFILE
 
