@@ -307,8 +307,7 @@ def test_serve_options_are_the_keys_of_the_configuration(
 def test_a_process_that_is_reaped_while_one_looks_is_not_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    pid = _ended_pid()
     # as if it had still been there to be signalled
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    assert not is_alive(process.pid)
+    assert not is_alive(pid)

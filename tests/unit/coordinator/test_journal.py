@@ -59,7 +59,8 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     first.write()
     # noted, never shown: the process dies here
     first.committed(entry, CommittedTokens((4,), None, 0, told[:1]))
-    first._file._lock = _abandon(first._file)
+    os.close(first._file._lock)  # nothing is finished, locks are gone
+    first._file._lock = -1
     second = on_disk(tmp_path)
     found = second.find("r")
     assert found.digest == digest(request(seed=1, choices=3)), "the draws' key is not part of it"
@@ -72,12 +73,6 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     assert found.answers[0].logprobs[0].top_ids == (1, 2)
     assert len(found.answers[0].logprobs) == 3
     second.close()
-
-
-def _abandon(file: JournalFile | None) -> int:
-    """Gives the folder free as a killed process does: nothing is finished, locks are gone."""
-    os.close(file._lock)
-    return -1
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no magic"])

@@ -22,7 +22,6 @@ def test_the_defaults_can_work() -> None:
     [
         ("policy", "fastest", ""),
         ("rule", "typical", ""),
-        ("policy", "greedy", ""),
         ("window", -1, ""),
         ("cohorts", 3, ""),
         ("max_running", 0, ""),
