@@ -193,60 +193,45 @@ def test_what_is_missing_is_said_by_name() -> None:
 def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     golden_target: Path, golden_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of(role: ProcessRole, **settings: Any) -> int:
-        base = {
-            "engine": "real",
-            "dtype": "auto",
-            "device": "auto",
-            "kv_tokens": 0,
-            "context_tokens": 0,
-        }
-        return footprint.of(role, base | settings) - footprint.HEAVY
+    base = {"engine": "real", "dtype": "auto", "device": "auto"}
+    base |= {"kv_tokens": 0, "context_tokens": 0}
 
-    one, empty = (
-        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 1)
-    )
+    def verifier(target: object, **more: Any) -> int:
+        settings = {**base, "target": str(target), **more}
+        return footprint.of(ProcessRole.VERIFY, settings) - footprint.HEAVY
+
+    def drafter(folder: Path, **more: Any) -> int:
+        settings = {**base, "drafter": str(folder), **more}
+        return footprint.of(ProcessRole.DRAFT, settings) - footprint.HEAVY
+
+    one, empty = (verifier(golden_target, kv_tokens=tokens) for tokens in (1000, 1))
     size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
     row = (one - empty) // 999
     assert empty == size + row, "float32 on a processor, as it is stored"
     stored = altered(tmp_path / "stored", {"dtype": "bfloat16"}, of=golden_target)
-    assert of(ProcessRole.VERIFY, target=str(stored), kv_tokens=1) == 2 * size + row, (
+    assert verifier(stored, kv_tokens=1) == 2 * size + row, (
         "float32 on a processor, although two bytes of each number are stored"
     )
-    half = of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
+    half = verifier(golden_target, kv_tokens=1000, dtype="bfloat16")
     assert 2 * half == pytest.approx(one, rel=1e-3)
-    assert (
-        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
-    )
-    drafted = of(
-        ProcessRole.VERIFY, target=str(golden_target), drafter=str(golden_drafter), kv_tokens=1000
-    )
+    assert verifier(golden_target, kv_tokens=1999) - one == one - empty > 0
+    drafted = verifier(golden_target, drafter=str(golden_drafter), kv_tokens=1000)
     config = read_drafter_config(golden_drafter)
     assert drafted - one == 1000 * (4 * config.feature_size + 2 * config.hidden_size), (
         "taps in float32, rows in bfloat16"
     )
-    assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
-        ProcessRole.DRAFT, drafter=str(golden_drafter)
-    )
+    assert drafter(golden_drafter, context_tokens=1000) > drafter(golden_drafter)
     without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
-    whole = of(ProcessRole.DRAFT, drafter=str(PAIR / "drafter"))
-    assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(
-        whole, rel=1e-2
-    ), "tables of the target"
+    whole = pytest.approx(drafter(PAIR / "drafter"), rel=1e-2)
+    assert drafter(tmp_path / "shared") == whole, "tables of the target"
     other = tmp_path / "other names"
     GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
-    assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "transformers", None)
-        assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 0, "nothing knows them"
-    assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
+    assert verifier(other, kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert verifier(other, kv_tokens=1000) == 0, "nothing knows them"
+    assert verifier("no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    assert of(ProcessRole.VERIFY, target=str(tmp_path / "broken")) == 0, (
-        "the worker says what is wrong"
-    )
-    assert (
-        footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
-        == footprint.of(ProcessRole.COORDINATOR, {})
-        == footprint.LIGHT
-    )
+    assert verifier(tmp_path / "broken") == 0, "the worker says what is wrong"
+    synthetic = footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
+    assert synthetic == footprint.of(ProcessRole.COORDINATOR, {}) == footprint.LIGHT
