@@ -27,24 +27,6 @@ def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> Non
     assert not [key for key in NEXT if key[0] is LifeState.FINISHED]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        LifeEvent.ORPHANED,
-        LifeEvent.MOVED,
-        LifeEvent.PREEMPTED,
-        LifeEvent.TURNED_AWAY,
-        LifeEvent.HELD_UP,
-    ],
-)
-def test_being_handed_back_raises_the_epoch(event: LifeEvent) -> None:
-    sequence = SequenceLife(7)
-    for each in (LifeEvent.PLACED, event):
-        sequence.apply(each)
-    assert sequence.state is LifeState.WAITING
-    assert sequence.epoch == 1
-
-
 def test_an_answer_keeps_every_position() -> None:
     answer = Answer([9, 8], resumed=[7], max_tokens=9)
     answer.take([6, 5])

@@ -18,7 +18,7 @@ from coordinator.planning.options import (
     Others,
     PlannedLane,
 )
-from coordinator.planning.planner import Applied, Planner, _grid, _labels
+from coordinator.planning.planner import Applied, Planner, _labels
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -191,10 +191,6 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     assert np.isnan(grid[0, 2:]).all()
     assert _labels(said, rows[:1], 7) is None, "somebody was left out"
     assert _labels(said._replace(labels=told[:4]), rows, 7) is None
-
-
-def test_blocks_of_several_lengths_are_padded_with_nothing() -> None:
-    assert np.isnan(_grid([(0.5,), ()])).tolist() == [[False], [True]]
 
 
 def test_a_plan_that_differs_in_draft_seconds_alone_is_told_where_it_is_by_much() -> None:
