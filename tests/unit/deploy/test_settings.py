@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,42 +272,28 @@ def test_a_cell_without_a_drafter_is_never_given_one() -> None:
     assert bounds.bounds["drafters"] == (0, 0), "without weights there is nobody to start"
 
 
-@pytest.fixture
-def processors(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets how many this machine has."""
+def test_processors_that_nobody_divided_are_divided_among_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", Path("none"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return lambda count: monkeypatch.setattr(
-        "dspark.runtime.process.usable", lambda: tuple(range(count))
-    )
 
+    def threads(config: ClusterConfig, processors: int = 2, **told: Any) -> tuple[object, object]:
+        """Of each verifier and each drafter."""
+        here = tuple(range(processors))
+        monkeypatch.setattr("dspark.runtime.process.usable", lambda: here)
+        plan = _plan(config, **told)
+        return plan["verify/0"]["threads"], plan["draft/0"]["threads"]
 
-def _threads(config: ClusterConfig, **told: Any) -> tuple[object, object]:
-    """Of each verifier and each drafter."""
-    plan = _plan(config, **told)
-    return plan["verify/0"]["threads"], plan["draft/0"]["threads"]
-
-
-def test_where_nobody_says_the_verifier_has_both_and_several_share_them(
-    processors: Callable[[int], None],
-) -> None:
-    processors(2)
     one = ClusterConfig(target="t", drafter="d")
-    assert _threads(one) == (2, 1)
-    assert _threads(replace(one, verifiers=2)) == (1, 1)
-    assert _threads(one, DSPARK_VERIFY__CPUS="1") == (1, 1)
+    assert threads(one) == (2, 1)
+    assert threads(replace(one, verifiers=2)) == (1, 1)
+    assert threads(one, DSPARK_VERIFY__CPUS="1") == (1, 1)
     # of a cluster that is joined: the process decides, by what Ray reserves for it
-    assert _threads(replace(one, address="head:6379"))[0] == 0
-
-
-def test_workers_that_autoscaling_may_bring_have_their_part(
-    processors: Callable[[int], None],
-) -> None:
-    processors(16)
-    config = ClusterConfig(target="t", drafter="d")
+    assert threads(replace(one, address="head:6379"))[0] == 0
     grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
-    assert _threads(config, most=largest(config, grows)) == (3, 2)
-    assert _threads(config, most=largest(config, AutoscaleConfig())) == (12, 4)
+    assert threads(one, 16, most=largest(one, grows)) == (3, 2), "those that may come"
+    assert threads(one, 16, most=largest(one, AutoscaleConfig())) == (12, 4)
 
 
 def test_labels_of_a_pool_are_its_own() -> None:
