@@ -311,3 +311,17 @@ def test_a_process_that_is_reaped_while_one_looks_is_not_alive(
     # as if it had still been there to be signalled
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
     assert not is_alive(pid)
+
+
+def test_commands_that_need_the_state_folder_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
+    for words in (["status"], ["up"], ["down"], ["generate", "a"]):
+        assert main(words) == 1, words
+        said = capsys.readouterr().err
+        assert (
+            "this state folder cannot be written (Not a directory); DSPARK_HOME names another"
+            in said
+        ), words

@@ -23,7 +23,7 @@ from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
-from dspark.client import CellStatus, Client, LaneStatus, ProcessStatus
+from dspark.client import CellStatus, Client, LaneStatus, MeasuredCost, ProcessStatus
 from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
@@ -345,3 +345,11 @@ def test_a_long_reason_widens_no_line_but_its_own(capsys: pytest.CaptureFixture[
     _print(told)
     for lines in (capsys.readouterr().out.splitlines(), frame(window, "10.0.0.1:7000")):
         assert sum(len(line) > 120 for line in lines) == 1
+
+
+def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
+    _print(CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),)))
+    said = capsys.readouterr().out
+    assert "1  100.00  100.00*" in said
+    assert "not measured: a neighbour's value" in said

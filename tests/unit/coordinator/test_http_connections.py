@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -85,7 +84,7 @@ def dropped(counted: Metrics, why: str) -> float:
     return counted.value("dropped_total", kind="connection", reason=why)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def server(application: Application) -> AsyncIterator[HttpServer]:
     server = HttpServer(application, application.api, MOST)
     await server.start()
@@ -103,7 +102,7 @@ Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[..., Awaitable[Connected]]
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def connect(address: tuple[str, int]) -> AsyncIterator[Connect]:
     """Makes a connection, and says something on it; closed at the end."""
     made: list[asyncio.StreamWriter] = []

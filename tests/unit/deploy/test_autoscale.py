@@ -25,6 +25,7 @@ CONFIG = AutoscaleConfig(
 )
 CALM = AutoscaleConfig(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
 
+BOOT_S = 8.0
 History = list[tuple[float, int, int]]
 
 
@@ -34,9 +35,8 @@ def _simulate(
     *,
     start: tuple[int, int] = (1, 1),
     config: AutoscaleConfig = CONFIG,
-    boot_s: float = 8.0,
 ) -> History:
-    """(time, verifiers, drafters) at every change; a change takes `boot_s`, in which nobody
+    """(time, verifiers, drafters) at every change; a change takes `BOOT_S`, in which nobody
     looks."""
     scaler, sizes, settled_at = Autoscaler(config), start, 0.0
     history = [(0.0, *start)]
@@ -46,7 +46,7 @@ def _simulate(
             continue
         wanted = scaler.look(reading(now, *sizes), *sizes, now)
         if wanted != sizes:
-            sizes, settled_at = wanted, now + boot_s
+            sizes, settled_at = wanted, now + BOOT_S
             history.append((now, *sizes))
     return history
 

@@ -109,14 +109,3 @@ def test_noise_moves_a_point_half_way() -> None:
     """A stall at the smallest step does not lift the whole curve to itself."""
     grid = curve_of({(1, 128): [0.050], (2, 128): [0.010], (4, 128): [0.011], (8, 128): [0.060]})
     assert grid.seconds[:, 0] == pytest.approx([0.030, 0.030, 0.0305, 0.060])
-
-
-def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    from dspark.cli.status import _print
-    from dspark.client.status import CellStatus, LaneStatus, MeasuredCost
-
-    cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
-    _print(CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),)))
-    said = capsys.readouterr().out
-    assert "1  100.00  100.00*" in said
-    assert "not measured: a neighbour's value" in said

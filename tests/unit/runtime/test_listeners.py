@@ -4,7 +4,6 @@ import itertools
 import re
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,19 +98,3 @@ def test_a_port_that_is_taken_is_passed_over(taken: int, monkeypatch: pytest.Mon
         Unavailable, match=rf"^1 free ports wanted between {taken} and {taken + 1}, 0 there"
     ):
         free_ports(1)
-
-
-def test_commands_that_need_the_state_folder_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from dspark.cli.main import main
-
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
-    for words in (["status"], ["up"], ["down"], ["generate", "a"]):
-        assert main(words) == 1, words
-        said = capsys.readouterr().err
-        assert (
-            "this state folder cannot be written (Not a directory); DSPARK_HOME names another"
-            in said
-        ), words
