@@ -223,7 +223,7 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("report.forbidden", lambda told: told.forbidden.append(True)),
         ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 3)),
         ("report.logprobs", lambda told: setattr(told.logprobs[0], "row", 1)),
-        ("labels", lambda told: setattr(told, "labels", b"x")),
+        ("labels", lambda told: setattr(told, "labels", bytes(8))),
         ("labels", lambda told: setattr(told, "labels", np.full((4, 2), 2.0, "<f4").tobytes())),
         ("labels", lambda told: setattr(told, "labels", np.full((4, 2), -0.1, "<f4").tobytes())),
         ("draws.places", lambda told: told.draws[0].places.append(1)),
