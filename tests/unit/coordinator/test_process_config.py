@@ -17,6 +17,14 @@ def test_the_defaults_can_work() -> None:
     assert check(CoordinatorConfig(policy="fixed:3", rule="coupled")) == (Fixed(3), Rule.COUPLED)
 
 
+ENDPOINTS = [
+    (("nowhere",), "is not host:port"),
+    (("http://host:1",), "is not host:port"),
+    (("host:0",), "needs the port of a worker"),
+    (("host:1", "host:2", "host:1"), "'host:1' is given twice"),
+]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
@@ -29,10 +37,7 @@ def test_the_defaults_can_work() -> None:
         ("max_prefills", 0, ""),
         ("verify_deadline_s", 0.0, ""),
         ("prefill_deadline_s", float("nan"), ""),
-        ("verify", ("nowhere",), "is not host:port"),
-        ("verify", ("http://host:1",), "is not host:port"),
-        ("draft", ("host:0",), "needs the port of a worker"),
-        ("draft", ("host:1", "host:2", "host:1"), "'host:1' is given twice"),
+        *((key, *wrong) for key in ("verify", "draft") for wrong in ENDPOINTS),
     ],
 )
 async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(
