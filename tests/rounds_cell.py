@@ -61,7 +61,7 @@ class ToyPair:
     """Arithmetic: what `fakes` says, too."""
 
     def __init__(self, wrong_every: int = 5) -> None:
-        self.wrong_every, self.confidence = wrong_every, 0.9
+        self.wrong_every = wrong_every
 
     def admitted(self, held: SimulatedContext) -> None:
         pass
@@ -70,10 +70,7 @@ class ToyPair:
         return after(held.tokens[-1], len(held.tokens) - 1)
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
-        return [
-            SimulatedBlock(self._block(held, slots), (self.confidence,) * slots)
-            for held, slots in asked
-        ]
+        return [SimulatedBlock(self._block(held, slots), (0.9,) * slots) for held, slots in asked]
 
     def _block(self, held: SimulatedContext, slots: int) -> list[int]:
         ids: list[int] = []
@@ -184,7 +181,6 @@ class RoundsCell:
         sink: int = 4096,
         pair: SimulatedPair | None = None,
         write: Callable[[], None] = lambda: None,
-        drafts: Waits | None = None,
         draft_ms: float = 1,
         **settings: Any,
     ) -> None:
@@ -200,7 +196,7 @@ class RoundsCell:
         shared = LaneContext(self.clock, self.metrics, config, write)
         self.monitor, self.explain = shared.monitor, shared.explain
         self._shared, self.load, self._sink = shared, shared.load, sink
-        self._waits = drafts or Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
+        self._waits = Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
         self.drafters: list[SimulatedDrafter] = []
         self.lanes: list[Lane] = []
@@ -319,9 +315,9 @@ class RoundsCell:
             await asyncio.sleep(each_s)
         raise AssertionError(f"not so within {within_s:g} simulated seconds")
 
-    async def finish(self, *states: RequestState, within_s: float = 60.0) -> None:
+    async def finish(self, *states: RequestState) -> None:
         """Until these are over, and the verifiers have heard of it."""
-        await self.until(lambda: all(state.sequence.finished for state in states), within_s)
+        await self.until(lambda: all(state.sequence.finished for state in states))
         await asyncio.sleep(0.05)
 
     async def answered(self, *states: RequestState) -> None:

@@ -1,7 +1,5 @@
 """With grpcio and protobuf alone: what needs more says what, and which extra brings it."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -135,13 +133,6 @@ def test_waiting_has_an_end(words: list[str], capsys: pytest.CaptureFixture[str]
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main([*(word.format(endpoint) for word in words), "--wait", "0.3"]) == 1
     assert f"dspark: not serving within 0.3 s: {endpoint}: " in capsys.readouterr().err
-
-
-def test_waiting_without_an_endpoint_waits_for_the_cell_of_the_state_folder(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["health", "--wait", "0.2"]) == 1
-    assert "no cluster is running here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["-1", "soon", "nan", "inf", "1_0", "1e300"])

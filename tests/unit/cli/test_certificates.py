@@ -1,7 +1,5 @@
 """`dspark certificates`: what a renewal keeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cryptography import x509

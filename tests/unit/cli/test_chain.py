@@ -1,8 +1,6 @@
 """`dspark train all` goes on under the settings it was begun with, wherever it lies by then, says
 which one differs, and tells its results in JSON that strict parsers read."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -108,7 +106,7 @@ def _go_on(prompts: Path, target: Path, *missing: str) -> int:
     """With a chain that is done but for these stages."""
     chain = _begin(prompts, target)
     for name in STAGES.keys() - missing:
-        chain.do(name, lambda name=name: STAGES[name])  # type: ignore[misc]
+        chain.do(name, lambda name=name: STAGES[name])
     return main(["train", *_words(prompts, target, "--json")])
 
 

@@ -1,7 +1,5 @@
 """`dspark conformance`: what it counts, and that one altered number is enough to fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -26,8 +24,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """One target, one drafter."""
-    for name in ("target_qwen3", DRAFTER):
-        shutil.copytree(DATA / name, tmp_path / name)
+    _bring(DRAFTER, tmp_path)
     return tmp_path
 
 

@@ -1,7 +1,5 @@
 """What operators type: sizes, logs, targets for Prometheus, the view of a cell, the doctor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,7 +23,7 @@ from dspark.cli.logs import Tails, readable
 from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
-from dspark.client import CellStatus, Client, LaneStatus, ProcessStatus
+from dspark.client import CellStatus, Client, LaneStatus, MeasuredCost, ProcessStatus
 from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
@@ -215,15 +213,6 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
         server.close()
 
 
-def test_an_address_to_serve_targets_at_is_refused_by_its_option(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "0.0.0.0:0"]) == 1
-    assert "serve: 0.0.0.0:0 can be reached from outside" in capsys.readouterr().err
-    assert main(["sd", "--endpoint", "127.0.0.1:9", "--serve", "nowhere"]) == 1
-    assert capsys.readouterr().err == "dspark: serve: 'nowhere' is not host:port\n"
-
-
 def test_a_frame_shows_rates_of_the_window() -> None:
     window = LoadWindow(10)
     window.add(0.0, STATUS)
@@ -356,3 +345,11 @@ def test_a_long_reason_widens_no_line_but_its_own(capsys: pytest.CaptureFixture[
     _print(told)
     for lines in (capsys.readouterr().out.splitlines(), frame(window, "10.0.0.1:7000")):
         assert sum(len(line) > 120 for line in lines) == 1
+
+
+def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
+    _print(CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),)))
+    said = capsys.readouterr().out
+    assert "1  100.00  100.00*" in said
+    assert "not measured: a neighbour's value" in said

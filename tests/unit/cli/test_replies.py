@@ -1,7 +1,5 @@
 """Replies become dataclasses as their annotations say."""
 
-from __future__ import annotations
-
 from dspark.client import EndedAnswer, RoundExplanation, Timings
 from dspark.client.events import Finished, read_event
 from dspark.client.fields import copied
@@ -30,11 +28,10 @@ def test_what_is_given_is_not_copied() -> None:
 
 def test_an_end_is_read_with_what_it_matched_if_anything() -> None:
     def read(**matched: int | str) -> Finished:
-        end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_STOP", **matched)  # type: ignore[arg-type]
+        end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_STOP", **matched)
         end.timings.total_ms = 2.0
         end.choices.add(index=1, matched_stop_str="b")
         found = read_event(generate_pb2.GenerateResponse(complete=end))
-        assert isinstance(found, Finished)
         return found
 
     assert [read().matched_stop, read(matched_token_id=0).matched_stop] == [None, 0]

@@ -4,8 +4,6 @@ Blocks are late, lost or come twice, drafters forget rows, passes fail. What inv
 asserted where it would be broken.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What an announcement says is checked by field before anything is connected."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.cells.control import _address, _addresses

@@ -1,8 +1,6 @@
 """Calls in an answer are told whole, however its text is cut; what is no call is text, as it was
 written."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,17 +1,14 @@
 """What a chat asks of the target, by the target's template and its special tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from coordinator.http.api import Api
 from coordinator.http.body import validated
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.schema import ChatBody
@@ -34,7 +31,7 @@ def asked(family: str, *, special: bool = True, **fields: Any) -> AskedChat:
         config=SimpleNamespace(tool_format=""),
     )
     body = {"messages": [{"role": "user", "content": "a"}], **fields}
-    return asyncio.run(read_chat(cast(Api, api), validated(ChatBody, json.dumps(body).encode())))
+    return asyncio.run(read_chat(api, validated(ChatBody, json.dumps(body).encode())))
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}])

@@ -1,8 +1,6 @@
 """Chat templates are found where checkpoints keep them, and nothing in them reaches outside the
 sandbox. `test_template_families` holds what they render."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -101,7 +99,6 @@ def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) 
         ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     found = find_template(str(tmp_path), None)
-    assert found is not None
     turns = [{"role": "user", "content": "hi"}]
     assert found.render(turns, {}, add_generation_prompt=True) == "<s>hi"
 
@@ -120,7 +117,6 @@ def test_conversations_with_tools_have_a_template_of_their_own_where_the_target_
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
     found = find_template(str(tmp_path), None)
-    assert found is not None
     assert not found.shows_tools
     assert found.for_tools.shows_tools
     assert not found.for_tools.for_tools._shows_calls
@@ -138,8 +134,6 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "de"}}))
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     template, tokenizer = find_template(str(tmp_path), None), find_tokenizer(str(tmp_path), None)
-    assert template is not None
-    assert tokenizer is not None
     library, turns = AutoTokenizer.from_pretrained(tmp_path), [{"role": "user", "content": "hi"}]
     said = library.apply_chat_template(turns, tokenize=False)
     assert template.render(turns, {}, add_generation_prompt=False) == said == "".join(named) + "hi"

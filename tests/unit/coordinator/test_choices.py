@@ -1,8 +1,6 @@
 """Several answers of one request: taken in together or not at all, ended one by one or by an error
 together."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -33,7 +31,7 @@ def prompts(cell: RoundsCell) -> int:
 async def read(states: list[RequestState]) -> dict[int, list[int]]:
     """Tokens by answer, to the end; raises the error that ended them."""
     got: dict[int, list[int]] = {}
-    while (pieces := await states[0].sink.take()) is not None:  # type: ignore[attr-defined]
+    while (pieces := await states[0].sink.take()) is not None:
         for piece, _ in pieces:
             got.setdefault(piece.index, []).extend(piece.tokens)
     return got
@@ -168,16 +166,20 @@ async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> No
     assert cell.clean()
 
 
+@pytest.mark.parametrize("in_line", [True, False])
 @virtual
-async def test_answers_do_not_wait_for_a_first_that_left() -> None:
-    cell = RoundsCell()
+async def test_answers_do_not_wait_for_a_first_that_left(in_line: bool) -> None:
+    cell = RoundsCell(max_prefills=1)
     cell.port.hold()
+    before = ask(cell, 1, "before") if in_line else []
     states = ask(cell, 3)
     await asyncio.sleep(0.1)
+    assert prompts(cell) == 1, "the first one's, or that of who stands before it"
     cell.admission.ended(states[0], None)
     cell.port.let_go()
-    await cell.finish(*states[1:])
+    await cell.finish(*before, *states[1:])
     assert sorted(await read(states)) == [1, 2]
+    assert prompts(cell) == 3, "nobody ran a prompt for one that left the line"
     assert cell.clean()
 
 
@@ -194,22 +196,6 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     await cell.finish(*states)
     assert sum(state.sequence.epoch for state in states) >= 1
     assert await read(states) == dict.fromkeys(range(3), answer_of((5, 6), 8))
-    assert cell.clean()
-
-
-@virtual
-async def test_answers_go_on_when_the_first_is_cancelled_before_its_prompt_is_sent() -> None:
-    cell = RoundsCell(max_prefills=1)
-    cell.port.hold()
-    before = ask(cell, 1, "before")
-    states = ask(cell, 3)
-    await asyncio.sleep(0.1)
-    assert prompts(cell) == 1, "another request's prompt is being run, and the first stands in line"
-    cell.admission.ended(states[0], None)
-    cell.port.let_go()
-    await cell.finish(*before, *states[1:])
-    assert sorted(await read(states)) == [1, 2]
-    assert prompts(cell) == 3, "nobody ran a prompt for the one that left"
     assert cell.clean()
 
 

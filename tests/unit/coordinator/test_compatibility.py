@@ -102,7 +102,6 @@ def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
     measured = Curve(np.array([1, 8]), np.array([64, 512]), seconds, "measured", (0.01, 0.02), 8)
     said = verify_pb2.VerifierDescription(cost=codec.write_cost(measured))
     curve = verifier_facts("verify/0", "h:1", said).cost
-    assert curve is not None
     assert curve.grid() == ([1, 8], [64, 512], [0.1, 0.2, 0.3, 0.4])
     # eight tokens fill one sequence, and the second one has a cost of its own
     assert curve.measured(8, 64, sequences=2) == pytest.approx(0.3 + 0.01)

@@ -1,7 +1,5 @@
 """What rounds did, as the metrics and the status tell it."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.cells.control import LATENCIES, write_totals

@@ -1,7 +1,5 @@
 """Bodies and answers in other words, where they are not what clients and targets usually write."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

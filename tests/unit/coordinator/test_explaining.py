@@ -1,7 +1,5 @@
 """Rounds that verifiers report, explained: what was said of them is what was committed."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path
@@ -101,7 +99,6 @@ async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:
     tries = [each for each in plain if any(own.terms for own in each.plan.sequences.values())]
     assert {step_of(each).plain for each in tries} == {False}
     assert {step_of(each).plain for each in plain if not each.plan.sequences} == {True}
-    cell.admission.cut_all()
 
 
 @virtual

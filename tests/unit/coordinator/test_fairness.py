@@ -1,8 +1,6 @@
 """Tenants that wait are served evenly in weighted tokens, a flood is refused where it is made,
 waiting has an end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

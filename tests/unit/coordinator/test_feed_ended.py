@@ -1,7 +1,5 @@
 """Who watches the live page's feed hears of its end, however far behind."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

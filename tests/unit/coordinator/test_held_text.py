@@ -46,7 +46,7 @@ def pieces_of(ids: list[int], sizes: list[int], ends: bool) -> list[CommittedTok
     return pieces
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=TEXTS,
     stop=st.sampled_from(["", "b€", "éé", "."]),

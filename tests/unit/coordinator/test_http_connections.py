@@ -1,8 +1,6 @@
 """Connections of the HTTP front, real ones on loopback: quiet ones, too many, and those of clients
 that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -17,13 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
-
-from tests.certificates import Authority
-from tests.waiting import until
-
-pytest.importorskip("uvicorn")
-
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -35,6 +26,8 @@ from coordinator.http.stream import EventStream, event, left
 from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.security import Security, split_endpoint
 from dspark.runtime.telemetry import Metrics
+from tests.certificates import Authority
+from tests.waiting import until
 
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\nOrigin: https://chat.example\r\n\r\n"
 MOST, PAGE = 2, "https://chat.example"
@@ -91,7 +84,7 @@ def dropped(counted: Metrics, why: str) -> float:
     return counted.value("dropped_total", kind="connection", reason=why)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def server(application: Application) -> AsyncIterator[HttpServer]:
     server = HttpServer(application, application.api, MOST)
     await server.start()
@@ -109,7 +102,7 @@ Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[..., Awaitable[Connected]]
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def connect(address: tuple[str, int]) -> AsyncIterator[Connect]:
     """Makes a connection, and says something on it; closed at the end."""
     made: list[asyncio.StreamWriter] = []

@@ -1,12 +1,10 @@
 """A lane beside the rounds of its verifier: admission, lane, planner and `RoundLoop` in simulated
 time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import structlog
@@ -121,7 +119,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
         happened.append("written")
         written.append(cell.lane.states[0].answer.committed_len if cell.lane.states else 0)
 
-    cell.lane._write = write  # type: ignore[method-assign]
+    cell.lane._write = write
     tell_port = cell.port.port.tell
 
     def told(orders: Sequence[Any]) -> None:
@@ -133,10 +131,10 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
             )
         tell_port(orders)
 
-    cell.port.port.tell = told  # type: ignore[method-assign]
+    cell.port.port.tell = told
     state = cell.ask(max_tokens=30)
     pieces = 0
-    while (taken := await state.sink.take()) is not None:  # type: ignore[attr-defined]
+    while (taken := await state.sink.take()) is not None:
         pieces += len(taken)
         happened.append("shown")
         last = [each for each in happened if each != "shown"][-1]
@@ -156,14 +154,14 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
     cell = RoundsCell()
     state, lane, port = cell.ask(max_tokens=90), cell.lane, cell.port
     written: list[int] = []
-    lane._write = lambda: written.append(state.answer.committed_len)  # type: ignore[method-assign]
+    lane._write = lambda: written.append(state.answer.committed_len)
     await cell.until(lambda: state.answer.committed_len > 10, each_s=0.0005)
 
     def planted(*_: object) -> None:
         raise RuntimeError("planted")
 
     if bug == "news":
-        port.tampers = lambda news: [*news, cast("Up", object())]
+        port.tampers = lambda news: [*news, object()]
     else:
         setattr(lane._assignment, bug, planted)
     if bug == "look_at":
@@ -191,7 +189,7 @@ async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_
                 assert each.admit.epoch in written
         tell_port(orders)
 
-    cell.port.port.tell = told  # type: ignore[method-assign]
+    cell.port.port.tell = told
     state = cell.ask(max_tokens=60, note_epoch=lambda epoch, target: noted.append(epoch))
     await asyncio.sleep(0.00015)
     cell.lose_verifier()  # nothing was committed under the first epoch
@@ -346,7 +344,6 @@ async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_
     cell.part_from(lost)
     await asyncio.sleep(0.1)
     assert {state.last_drafter for state in late} == {other.facts.name}
-    cell.admission.cut_all()
 
 
 @virtual
@@ -360,7 +357,6 @@ async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soo
     assert len([each for each in cell.port.news(DrafterEvent) if each.what == "full"]) > 2
     cell.drafters[0].room = None
     await cell.until(lambda: all(state.stats.drafted for state in states), within_s=4.0)
-    cell.admission.cut_all()
 
 
 @virtual
@@ -378,18 +374,6 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
     assert late.last_drafter == cell.drafters[1].facts.name, "nobody new"
     await cell.finish(*states, late)
     assert all(state.stats.drafted > 40 for state in states)
-
-
-@virtual
-async def test_a_drafter_that_is_told_again_not_to_leave_has_nothing_computed_anew() -> None:
-    cell = RoundsCell()
-    drafter: Any = cell.drafters[0]
-    renewed = list[Any]()
-    cell.lane._plans.drafters = renewed.append  # type: ignore[method-assign]
-    for leaves in (False, False, True, True, False):
-        cell.lane.drafter_leaves(drafter, leaves)
-    assert len(renewed) == 2
-    cell.admission.cut_all()
 
 
 @virtual
@@ -431,7 +415,6 @@ async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms
     await cell.until(lambda: len(members) == 4 and all(placed.drafter for placed in members))
     kinds = [(placed.state.request.params.constraint, placed.planned.key) for placed in members]
     assert len({key for _, key in kinds}) == len(set(kinds)) == 2
-    cell.admission.cut_all()
 
 
 @virtual
@@ -448,7 +431,6 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     await cell.until(left_out)
     cell.pair.wrong_every = 3
     await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
-    cell.admission.cut_all()
 
 
 @virtual
@@ -497,7 +479,6 @@ async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed(
     await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
     plan = cell.lane._plans.in_force
     assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
-    cell.admission.cut_all()
 
 
 @virtual
@@ -587,7 +568,6 @@ async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
         each for each in news if not (isinstance(each, Released) and each.sequence == number)
     ]
     placed = cell.lane._members.get(number)
-    assert placed is not None
     cell.lane._settle(placed)
     await asyncio.sleep(1.5)
     assert not stuck.handovers
@@ -695,7 +675,7 @@ async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
     def take(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    broken.answer.take = take  # type: ignore[assignment,method-assign]
+    broken.answer.take = take
     await cell.finish(broken, fine)
     assert await read(fine) == answer_of((8, 9), 20)
     assert fine.handovers == 0
@@ -1111,7 +1091,6 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     assert fed(others) == 2, "drafts of another kind are tried, too"
     cell.world.spec = costs(draft_ms=0.1)
     await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
-    cell.admission.cut_all()
 
 
 @virtual

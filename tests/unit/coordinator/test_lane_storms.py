@@ -5,20 +5,17 @@ Whatever happens answers are exact, nothing is left behind, no epoch is given tw
 shown was written, and rounds keep their invariants, see `stormy_workers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
 from collections import Counter
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 from fakes import answer_of, read
 from rounds_cell import SLOTS, virtual
 from stormy_workers import StormyCell
 
-from coordinator.lanes.facts import DrafterPort
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission
@@ -111,7 +108,7 @@ class Storm:
 
     def partition(self) -> None:
         """This process loses a drafter, verifiers do not; it comes back."""
-        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
+        drafter = self.draw.choice(self.cell.drafters)
         self.cell.part_from(drafter)
 
         def back() -> None:
@@ -127,7 +124,7 @@ class Storm:
         drafter.silent = not drafter.silent and self.draw.random() < 0.5
 
     def leaves(self) -> None:
-        drafter = cast("DrafterPort", self.draw.choice(self.cell.drafters))
+        drafter = self.draw.choice(self.cell.drafters)
         leaves = self.draw.random() < 0.5
         for lane in self.cell.lanes:
             lane.drafter_leaves(drafter, leaves)

@@ -1,8 +1,6 @@
 """A drafter version that lies loses the ratio rules for good, and nothing else; honest ones lose
 nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

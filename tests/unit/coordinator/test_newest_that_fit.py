@@ -1,7 +1,5 @@
 """What of a long conversation goes into a prompt: the newest turns, found in few tries."""
 
-from __future__ import annotations
-
 import pytest
 
 from coordinator.http.template import Turn, newest_that_fit

@@ -4,7 +4,7 @@ waiting."""
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -46,8 +46,8 @@ class Told:
     def __init__(
         self, max_tokens: int = 99, stop_ids: frozenset[int] = frozenset(), **more: object
     ) -> None:
-        params = SamplingParams(min_tokens=more.pop("min_tokens", 0))  # type: ignore[arg-type]
-        request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)  # type: ignore[arg-type]
+        params = SamplingParams(min_tokens=more.pop("min_tokens", 0))
+        request = Request("r", tuple(PROMPT), params, max_tokens, Off(), stop_ids=stop_ids, **more)
         self.reader = OutputProcessor(request, TOKENIZER, 100.0)
         self.reading = self.reader.answers[0]
         self.log: list[int] = []
@@ -83,7 +83,6 @@ class Told:
         return [token for one in self.shown for token in one.tokens]
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20), st.integers(1, 5))
 def test_text_is_never_broken_inside_a_character(text: str, size: int) -> None:
     told = Told(max_tokens=max(len(TOKENIZER.encode(text)), 1))
@@ -153,7 +152,6 @@ def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_
     assert told.reading.end == End(Reason.LENGTH)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 def test_any_ids_give_text_and_no_error(ids: list[int]) -> None:
     told = Told(max_tokens=max(len(ids), 1))
@@ -223,7 +221,6 @@ def test_tokens_of_before_a_resume_are_in_no_time_per_token() -> None:
 words = st.text(alphabet="ab", min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abc", max_size=30), st.lists(words, min_size=1, max_size=3), st.data())
 def test_stop_strings_are_found_however_the_text_is_cut(
     text: str, stops: list[str], data: st.DataObject

@@ -1,7 +1,5 @@
 """With a pace a response ends with its term; of a client that has left nothing waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Out of pages: the youngest makes room, loses nothing, and comes back in the order of arrival."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -91,7 +89,6 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     cell.admission.abort(first.request.id)
     await cell.until(lambda: drafting() < 3)
     await cell.until(lambda: drafting() == 3, within_s=20.0)
-    cell.admission.cut_all()
 
 
 @virtual
@@ -106,4 +103,3 @@ async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> 
     assert members.next() == []
     members.joined(first)
     assert len(members.next()) == 3
-    cell.admission.cut_all()

@@ -17,43 +17,34 @@ def test_the_defaults_can_work() -> None:
     assert check(CoordinatorConfig(policy="fixed:3", rule="coupled")) == (Fixed(3), Rule.COUPLED)
 
 
+ENDPOINTS = [
+    (("nowhere",), "is not host:port"),
+    (("http://host:1",), "is not host:port"),
+    (("host:0",), "needs the port of a worker"),
+    (("host:1", "host:2", "host:1"), "'host:1' is given twice"),
+]
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "why"),
     [
-        ("policy", "fastest"),
-        ("rule", "typical"),
-        ("policy", "greedy"),
-        ("window", -1),
-        ("cohorts", 3),
-        ("max_running", 0),
-        ("max_queued", -1),
-        ("max_prefills", 0),
-        ("verify_deadline_s", 0.0),
-        ("prefill_deadline_s", float("nan")),
+        ("policy", "fastest", ""),
+        ("rule", "typical", ""),
+        ("window", -1, ""),
+        ("cohorts", 3, ""),
+        ("max_running", 0, ""),
+        ("max_queued", -1, ""),
+        ("max_prefills", 0, ""),
+        ("verify_deadline_s", 0.0, ""),
+        ("prefill_deadline_s", float("nan"), ""),
+        *((key, *wrong) for key in ("verify", "draft") for wrong in ENDPOINTS),
     ],
 )
 async def test_what_cannot_work_is_refused_by_key_before_anything_is_opened(
-    key: str, value: object
-) -> None:
-    with pytest.raises(ConfigError, match=f"coordinator.{key}"):
-        await start(CoordinatorConfig(**{key: value}))
-
-
-@pytest.mark.parametrize("key", ["verify", "draft"])
-@pytest.mark.parametrize(
-    ("endpoints", "why"),
-    [
-        (("nowhere",), "is not host:port"),
-        (("http://host:1",), "is not host:port"),
-        (("host:0",), "needs the port of a worker"),
-        (("host:1", "host:2", "host:1"), "'host:1' is given twice"),
-    ],
-)
-async def test_an_endpoint_that_is_none_or_given_twice_is_refused(
-    key: str, endpoints: tuple[str, ...], why: str
+    key: str, value: object, why: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"coordinator.{key}: .*{why}"):
-        await start(CoordinatorConfig(**{key: endpoints}))
+        await start(CoordinatorConfig(**{key: value}))
 
 
 def test_a_folder_without_a_tokenizer_means_ids_only(tmp_path: Path) -> None:

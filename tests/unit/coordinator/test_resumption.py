@@ -47,7 +47,7 @@ class Desk:
     ) -> None:
         """shown: what the client holds of each answer."""
         self.toy = toy or RoundsCell()
-        self.cell = LocalCell(self.toy.admission, None, None, journal=journal)  # type: ignore[arg-type]
+        self.cell = LocalCell(self.toy.admission, None, None, journal=journal)
         self.shown = dict(enumerate(shown))
 
     def ask(
@@ -63,7 +63,7 @@ class Desk:
         if seeded:
             message.sampling_params.seed = 3
         if rule is not None:
-            message.speculation.rule = rule  # type: ignore[assignment]
+            message.speculation.rule = rule
         if offsets is not None:
             message.resume.offsets.extend(offsets)
         request = Request("r", PROMPT, params or SAMPLED, TOKENS, ADAPTIVE, choices=choices)
@@ -80,7 +80,6 @@ class Desk:
         """Until the end, or until so many tokens of the first answer are held."""
         while not self.reader.done and not (at_least and len(self.shown.get(0, [])) >= at_least):
             waiting = await self.sink.take()
-            assert waiting is not None
             for shown in self.reader.read(waiting):
                 held = self.shown.setdefault(shown.index, [])
                 assert shown.offset == len(held), "neither twice nor skipped"
@@ -110,7 +109,7 @@ def in_memory() -> Journal:
 async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
     first = await lost(journal, held)
-    epoch = journal.find("r").answers[0].epoch  # type: ignore[union-attr]
+    epoch = journal.find("r").answers[0].epoch
     # the last words may have got lost on their way
     second = Desk(journal, shown=[first.shown[0][:held]])
     call = second.resume()
@@ -136,7 +135,7 @@ async def test_the_rest_is_drawn_by_the_target_that_began_it(back: bool) -> None
     second.toy.add_verifier(fingerprint="another target")
     second.resume()
     await second.toy.answered(second.toy.ask())
-    assert len(journal.find("r").answers[0].tokens) < TOKENS  # type: ignore[union-attr]
+    assert len(journal.find("r").answers[0].tokens) < TOKENS
     if back:
         second.toy.lose_verifier()
         second.toy.add_verifier()
@@ -164,7 +163,6 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "written", there)
         after = on_disk(there)
         known = after.find("r")
-        assert known is not None
         assert known.answers[0].tokens == desk.shown[0]
         after.close()
     assert desk.shown[0] == EXPECTED
@@ -198,7 +196,6 @@ async def test_answers_of_one_request_have_their_own_noise_and_resume_under_thei
     assert [call.states[index].request.params.choice for index in range(2)] == [0, 1]
     await first.read(at_least=3)
     entry = journal.find("r")
-    assert entry is not None
     entry.answers[1].epoch = 4  # the second one has been handed over more often
     first.toy.lose_verifier()
     held = [list(said.tokens) for said in entry.answers]
@@ -232,7 +229,6 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
         got: list[ScoredToken] = []
         while not second.reader.done:
             waiting = await second.sink.take()
-            assert waiting is not None
             for shown in second.reader.read(waiting):
                 assert len(shown.tokens) == len(shown.logprobs)
                 got += shown.logprobs
@@ -253,7 +249,6 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     assert not call.states
     assert journal.find("r") is known, "told, and not written again"
     assert not second.toy.port.orders(Admission)
-    assert second.reader.answers[0].end is not None
     assert second.reader.answers[0].end.reason.value == "length"
 
 

@@ -1,8 +1,8 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.answers.answer import Answer, End, Reason, cut
+from coordinator.answers.answer import Answer, End, Reason, Round, cut
 from coordinator.lanes.request_state import (
     NEXT,
     LifeEvent,
@@ -10,6 +10,7 @@ from coordinator.lanes.request_state import (
     SequenceLife,
     UnlistedLifeEvent,
 )
+from dspark.types import ScoredToken
 
 
 def test_an_event_the_table_does_not_list_is_an_error() -> None:
@@ -26,24 +27,6 @@ def test_every_living_state_can_end_and_the_finished_one_knows_no_event() -> Non
     assert not [key for key in NEXT if key[0] is LifeState.FINISHED]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        LifeEvent.ORPHANED,
-        LifeEvent.MOVED,
-        LifeEvent.PREEMPTED,
-        LifeEvent.TURNED_AWAY,
-        LifeEvent.HELD_UP,
-    ],
-)
-def test_being_handed_back_raises_the_epoch(event: LifeEvent) -> None:
-    sequence = SequenceLife(7)
-    for each in (LifeEvent.PLACED, event):
-        sequence.apply(each)
-    assert sequence.state is LifeState.WAITING
-    assert sequence.epoch == 1
-
-
 def test_an_answer_keeps_every_position() -> None:
     answer = Answer([9, 8], resumed=[7], max_tokens=9)
     answer.take([6, 5])
@@ -53,11 +36,23 @@ def test_an_answer_keeps_every_position() -> None:
     assert answer.room == 6
 
 
+def test_the_length_ends_an_answer_inside_a_verdict() -> None:
+    answer = Answer([1], max_tokens=3)
+    piece = answer.take([5, 6, 7, 8], [ScoredToken(-1.0)] * 4, round=Round(7, 5, 3))
+    assert (piece.tokens, piece.end, len(piece.logprobs)) == ((5, 6, 7), End(Reason.LENGTH), 3)
+    assert answer.length == 3
+
+
+def test_pieces_name_their_answer() -> None:
+    answer = Answer([1], max_tokens=9, index=2)
+    pieces = [answer.take([5, 6, 7]), answer.take([8]), answer.stopped(End(Reason.ABORT))]
+    assert [(piece.tokens, piece.index) for piece in pieces] == [((5, 6, 7), 2), ((8,), 2), ((), 2)]
+
+
 def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
     assert cut([4, 5], room=2, stop_ids=frozenset({5})) == ((4, 5), End(Reason.STOP, token_id=5))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=9),
     st.integers(1, 9),

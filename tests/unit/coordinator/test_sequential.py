@@ -1,8 +1,6 @@
 """Wealth against honest draws stays small for ever; against lies of every kind it grows without
 bound."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Simulated time, and the coordinator's own code in it: a run is a function of its inputs."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,12 +1,10 @@
 """What is counted as thoughts: tokens, whether or not they show text at once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from coordinator.answers.answer import End, Reason
 from coordinator.http.chat import ChatShape
@@ -51,9 +49,8 @@ class Asking:
 
 
 async def events() -> list[Any]:
-    asking, texts = cast(Any, Asking()), cast(Any, None)
-    shape = ChatShape(texts, lambda: ThoughtReader(PlainReader(), inside=False))
-    said = [part async for part in streamed_reply(asking, shape, FRAME)]
+    shape = ChatShape(None, lambda: ThoughtReader(PlainReader(), inside=False))
+    said = [part async for part in streamed_reply(Asking(), shape, FRAME)]
     told = b"".join(said).decode().split("\n\n")
     return [
         json.loads(each.removeprefix("data: "))

@@ -6,8 +6,6 @@ turns, and how those that know tools write calls and results. `asking` shows too
 unless they are None.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -82,9 +80,7 @@ def library(source: str) -> Any:
 
 @functools.cache
 def ours() -> Tokenizer:
-    found = Tokenizer.load(TOKENIZER)
-    assert found is not None
-    return found
+    return Tokenizer.load(TOKENIZER)
 
 
 def as_a_client_writes(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """Names of two tenants never meet, whatever they choose."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(TENANTS, NAMES, TENANTS, NAMES)
 def test_names_are_apart_and_come_back(one: str, name: str, other: str, second: str) -> None:
     assert outside(one, inside(one, name)) == name

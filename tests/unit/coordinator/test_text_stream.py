@@ -1,8 +1,6 @@
 """Text as ids arrive: whole characters only, and nothing lost behind bytes that are no
 character."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

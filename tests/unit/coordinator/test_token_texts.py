@@ -1,7 +1,5 @@
 """Single tokens as bytes: together they are the text, whatever the vocabulary's way of writing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,14 +35,12 @@ def sentencepiece() -> Tokenizer:
 
 
 def tiny() -> Tokenizer:
-    found = Tokenizer.load(TARGET)
-    assert found is not None
-    return found
+    return Tokenizer.load(TARGET)
 
 
 @pytest.mark.parametrize(("make", "text"), [(tiny, TEXT), (sentencepiece, "a b 世 a")])
 def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> None:
-    tokenizer = make()  # type: ignore[operator]
+    tokenizer = make()
     texts = TokenTexts(tokenizer)
     ids = tokenizer.encode(text, add_special=False)
     assert b"".join(texts.bytes_of(token) for token in ids).decode() == text
@@ -99,7 +95,6 @@ def test_tokens_before_an_echoed_text_take_no_place_in_it() -> None:
     scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
     output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
     told = CompletionShape(TokenTexts(tokenizer), ["Problem 1: add"], 0).opening(0, output)
-    assert told is not None
     assert told["logprobs"]["text_offset"][:2] == [0, 0]
     assert told["logprobs"]["text_offset"][-1] == len("Problem 1: ad")
 
@@ -120,9 +115,6 @@ def test_of_tokens_with_one_text_the_token_itself_counts_and_then_the_likeliest(
     """A letter and its byte: the unlikely one of both took the place of the likely one."""
     tokenizer = sentencepiece()
     letter, byte, other = (tokenizer.id_of(name) for name in ("a", "<0x61>", "b"))
-    assert letter is not None
-    assert byte is not None
-    assert other is not None
     top, scores = (letter, other, byte), (-0.5, -1.0, -9.0)
     chosen = zip((letter, byte, other), (-0.5, -9.0, -1.0), strict=True)
     scored = [ScoredToken(score, top, scores) for _, score in chosen]

@@ -1,8 +1,6 @@
 """A tokenizer's file says more than its vocabulary: text becomes the ids that the library makes of
 it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -57,12 +55,6 @@ def made(folder: Path, change: Change) -> Path:
     return folder
 
 
-def loaded(folder: Path) -> Tokenizer:
-    found = Tokenizer.load(folder)
-    assert found is not None
-    return found
-
-
 CHANGES: dict[str, Change] = {
     "truncation": lambda raw, _: raw.update(truncation=TRUNCATION),
     "padding": lambda raw, _: raw.update(padding=PADDING),
@@ -78,7 +70,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_text_and_ids_are_the_library_s(change: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "made", CHANGES[change])
-    tokenizer, library = loaded(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, library = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     ids = [*library.encode("one"), 0, *library.encode("two")]
     for flag in (False, True):
         for text in (TEXT, 8 * TEXT, "a", f"one{END}two"):
@@ -90,8 +82,10 @@ def test_text_and_ids_are_the_library_s(change: str, tmp_path: Path) -> None:
 
 def test_a_dropout_of_merges_ends_with_training(tmp_path: Path) -> None:
     """The library would make other ids of the same text every time."""
-    dropped = loaded(made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5)))
-    whole = loaded(TARGET)
+    dropped = Tokenizer.load(
+        made(tmp_path / "made", lambda raw, _: raw["model"].update(dropout=0.5))
+    )
+    whole = Tokenizer.load(TARGET)
     assert [dropped.encode(TEXT) for _ in range(3)] == 3 * [whole.encode(TEXT)]
 
 
@@ -99,6 +93,6 @@ def test_flags_of_an_added_token_stay_when_it_becomes_special(tmp_path: Path) ->
     def change(raw: dict[str, Any], config: dict[str, Any]) -> None:
         raw["added_tokens"][0] |= {"special": False, "lstrip": True}
 
-    tokenizer = loaded(made(tmp_path / "made", change))
+    tokenizer = Tokenizer.load(made(tmp_path / "made", change))
     assert tokenizer.encode(f"one   {END}") == (*tokenizer.encode("one"), 0)
     assert tokenizer.decode([0], skip_special=True) == ""

@@ -1,8 +1,6 @@
 """Spans of a request tell what happened to it: the same rounds, in order, inside each other, under
 its caller's."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The first requests of a worker in simulated time: whatever becomes of them, the verifier goes
 on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

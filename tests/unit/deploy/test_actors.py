@@ -1,7 +1,5 @@
 """What a room's shell does on its node: secrets at hand, and addresses that others can reach."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Mapping
 from pathlib import Path

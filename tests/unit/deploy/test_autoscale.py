@@ -1,8 +1,6 @@
 """Pools that follow the load, in simulated time: they reach the size the work asks for and stay
 there."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -27,6 +25,7 @@ CONFIG = AutoscaleConfig(
 )
 CALM = AutoscaleConfig(up_after_s=6, down_after_s=60, zero_after_s=300, cool_down_s=20)
 
+BOOT_S = 8.0
 History = list[tuple[float, int, int]]
 
 
@@ -36,9 +35,8 @@ def _simulate(
     *,
     start: tuple[int, int] = (1, 1),
     config: AutoscaleConfig = CONFIG,
-    boot_s: float = 8.0,
 ) -> History:
-    """(time, verifiers, drafters) at every change; a change takes `boot_s`, in which nobody
+    """(time, verifiers, drafters) at every change; a change takes `BOOT_S`, in which nobody
     looks."""
     scaler, sizes, settled_at = Autoscaler(config), start, 0.0
     history = [(0.0, *start)]
@@ -48,7 +46,7 @@ def _simulate(
             continue
         wanted = scaler.look(reading(now, *sizes), *sizes, now)
         if wanted != sizes:
-            sizes, settled_at = wanted, now + boot_s
+            sizes, settled_at = wanted, now + BOOT_S
             history.append((now, *sizes))
     return history
 
@@ -59,7 +57,7 @@ def _work(streams: int, work: float, **more: float) -> Callable[[float, int, int
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         busy = min(1.0, work / drafters) if drafters else None
         waits = 0.0 if not drafters or work / drafters < 0.95 else 0.05
-        return PoolReading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)  # type: ignore[arg-type]
+        return PoolReading(streams=streams, drafter_busy=busy, draft_wait_s=waits, **more)
 
     return reading
 
@@ -123,7 +121,7 @@ def test_verifiers_follow_promises(field: str) -> None:
     limit = {"ttft_s": 0.5, "itl_s": 0.05, "queue_s": 0.5}[field]
 
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
-        return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})  # type: ignore[arg-type]
+        return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})
 
     history = _simulate(reading, 1800, config=config)
     assert history[-1][1] == 3
@@ -192,7 +190,7 @@ def test_a_pool_rests_after_a_change() -> None:
 )
 def test_settings_that_cannot_work_are_named(key: str, value: float, named: str) -> None:
     with pytest.raises(ConfigError, match=f"autoscale.{named}: "):
-        AutoscaleConfig(**{key: value})  # type: ignore[arg-type]
+        AutoscaleConfig(**{key: value})
 
 
 def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:

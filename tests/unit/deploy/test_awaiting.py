@@ -1,7 +1,5 @@
 """Waiting for a cell, without Ray."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace

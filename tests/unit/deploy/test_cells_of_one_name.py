@@ -1,7 +1,5 @@
 """Names of cells come again in a Ray cluster that many use, ids do not. Ray is not started."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The controller over a fleet whose processes are real health servers in this event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket

@@ -1,7 +1,5 @@
 """What two looks at a cell say together."""
 
-from __future__ import annotations
-
 import pytest
 
 from deploy.load_report import PER_TOKEN, TTFT, LoadWindow, percentile

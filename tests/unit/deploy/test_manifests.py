@@ -1,8 +1,6 @@
 """Every file under deploy/ that another program reads: valid by that program's schema, and true of
 this software."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -17,6 +15,7 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import pathspec
 import pytest
 import yaml
 
@@ -192,14 +191,12 @@ def test_overlays_build(overlay: str) -> None:
         timeout=120,
     )
     assert built.returncode == 0, built.stderr
-    kinds = [document["kind"] for document in yaml.safe_load_all(built.stdout)]
-    assert "Namespace" in kinds
-    for document in yaml.safe_load_all(built.stdout):
+    documents = list(yaml.safe_load_all(built.stdout))
+    assert "Namespace" in [document["kind"] for document in documents]
+    for document in documents:
         _check(document)
     if overlay == "ray-redis":
-        (cluster,) = [
-            each for each in yaml.safe_load_all(built.stdout) if each["kind"] == "RayCluster"
-        ]
+        (cluster,) = [each for each in documents if each["kind"] == "RayCluster"]
         assert cluster["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
         head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
         volumes = {volume["name"]: volume for volume in head["volumes"]}
@@ -207,11 +204,7 @@ def test_overlays_build(overlay: str) -> None:
             mount["name"]: mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]
         }
         assert volumes.keys() == mounts.keys()
-        (claim,) = [
-            each
-            for each in yaml.safe_load_all(built.stdout)
-            if each["kind"] == "PersistentVolumeClaim"
-        ]
+        (claim,) = [each for each in documents if each["kind"] == "PersistentVolumeClaim"]
         assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
         assert f"DSPARK_HOME={mounts['state']} " in DOCKERFILE
 
@@ -284,6 +277,26 @@ def test_the_image_installs_extras_that_exist_and_copies_files_that_exist() -> N
         (ROOT / source).exists()
         for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE)
     )
+
+
+def test_an_image_holds_the_packages_and_the_drafter_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    # As in .gitignore, but that every pattern begins at the root.
+    patterns = [re.sub("^!?", r"\g<0>/", line) for line in lines if line and line[0] != "#"]
+    left_out = pathspec.PathSpec.from_lines("gitignore", patterns)
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout.splitlines()  # fmt: skip
+    files = {line for line in listed if (ROOT / line).is_file() and not left_out.match_file(line)}
+    assert {name.partition("/")[0] for name in files} == {
+        "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "dspark", "coordinator",
+        "verify_service",
+        "draft_service", "deploy", "models",
+    }  # fmt: skip
+    assert "models/smollm2-dspark/model.safetensors" in files
+    assert "dspark/wire/v1/control_pb2.py" in files
+    assert not any("secrets/" in name or "__pycache__" in name for name in files)
 
 
 def test_the_job_runs_a_command_that_exists() -> None:

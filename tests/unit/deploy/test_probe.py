@@ -1,7 +1,5 @@
 """Channels to the processes of a cell: one whose connection is lost is not used again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

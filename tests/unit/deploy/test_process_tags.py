@@ -1,7 +1,5 @@
 """Ending exactly the processes of a cell."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -66,7 +64,6 @@ def begin() -> Iterator[Begin]:
             stdout=subprocess.PIPE,
         )
         begun.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline(), "it has begun its work"
         process.stdout.close()
         return process

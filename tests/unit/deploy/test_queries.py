@@ -1,8 +1,6 @@
 """Queries of panels, alerts and pages: they name what exists, and what they compare has labels in
 common."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -192,7 +190,6 @@ def _labels_of(node: Any) -> set[str] | None:
             )
         case "AggregateExpr":
             inner = _labels_of(node.expr)
-            assert inner is not None
             if node.modifier is None:
                 return set()
             named = set(node.modifier.labels)

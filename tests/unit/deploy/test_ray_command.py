@@ -1,7 +1,5 @@
 """`dspark ray -- WORDS`, and how `dspark up` finds the cluster that it is a job of."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace

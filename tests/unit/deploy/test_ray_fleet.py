@@ -1,7 +1,5 @@
 """What a fleet says of a launch. Ray is not started."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

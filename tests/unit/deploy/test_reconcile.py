@@ -1,7 +1,5 @@
 """Decisions of the controller, without processes, ports or clocks."""
 
-from __future__ import annotations
-
 from deploy import reconcile
 from deploy.reconcile import Observed, Phase, plan
 

@@ -1,7 +1,5 @@
 """What Ray is to reserve for each process, and what it is told to lack."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from transformers import GPT2Config
 from deploy import footprint
 from deploy.config import ClusterConfig
 from deploy.reserving import GIB, Node, misfit, reserve
-from deploy.topology import ProcessRole, Replica, Topology, desired, resized
+from deploy.topology import ProcessRole, Topology, desired, resized
 from dspark.model.config_file import read_drafter_config
 from dspark.model.formats.convert import without_tables
 from tests.unit.model.golden import altered
@@ -50,12 +48,6 @@ def _cell(
     return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(ProcessRole, memory))
 
 
-def _named(topology: Topology, name: str) -> Replica:
-    found = topology.replicas.get(name)
-    assert found is not None
-    return found
-
-
 def _fit(topology: Topology, *nodes: Node) -> str:
     """Why the first process that does not fit does not."""
     return misfit(topology.replicas.values(), nodes).partition(" cannot be placed: ")[2]
@@ -84,7 +76,7 @@ def test_a_cell_of_many_threads_fits_on_its_own_machine_and_pays_what_was_said()
     topology, _ = _cell(ClusterConfig(**ALONE, drafters=3), _node(cpus=8), settings=settings)
     assert _fit(topology, _node(cpus=8)) == ""
     said, _ = _cell(ClusterConfig(**ALONE, verifier_cpus=1.5), _node(), settings=settings)
-    assert _named(said, "verify/0").cpus == 1.5
+    assert said.replicas["verify/0"].cpus == 1.5
     assert _fit(said, _node()) == ""
 
 
@@ -98,7 +90,7 @@ def test_pools_that_follow_the_load_have_room_for_their_largest() -> None:
 def test_where_no_node_is_there_yet_whole_processors_are_asked_for() -> None:
     for nodes in ((), (_node(cpus=0),)):
         topology, _ = _cell(ClusterConfig(**JOINED), *nodes)
-        assert _named(topology, "verify/0").cpus == 1.0
+        assert topology.replicas["verify/0"].cpus == 1.0
 
 
 def test_a_worker_takes_a_card_where_there_are_cards() -> None:
@@ -111,14 +103,14 @@ def test_a_worker_takes_a_card_where_there_are_cards() -> None:
         ("draft/0", 1.0),
     ]
     shared, _ = _cell(ClusterConfig(**JOINED, drafter_gpus=0.25), *nodes)
-    assert _named(shared, "draft/0").gpus == 0.25
+    assert shared.replicas["draft/0"].gpus == 0.25
     for device in ("cpu", "cuda:1"):
         chosen, _ = _cell(
             ClusterConfig(**JOINED),
             *nodes,
             settings={ProcessRole.VERIFY: {"device": device}, ProcessRole.DRAFT: {}},
         )
-        assert _named(chosen, "verify/0").gpus == 0.0, "Ray would hide the card that was named"
+        assert chosen.replicas["verify/0"].gpus == 0.0, "Ray would hide the card that was named"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +128,7 @@ def test_too_few_cards_of_a_machine_are_shared_but_by_no_two_verifiers(
 ) -> None:
     node = _node(gpus=cards, cpus=16)
     topology, _ = _cell(ClusterConfig(**ALONE, verifiers=verifiers, drafters=drafters), node)
-    assert (_named(topology, "verify/0").gpus, _named(topology, "draft/0").gpus) == share
+    assert (topology.replicas["verify/0"].gpus, topology.replicas["draft/0"].gpus) == share
     assert _fit(topology, node) == ""
     assert _fit(resized(topology, cards + 1, 0), node).startswith("no node with ")
 
@@ -159,7 +151,7 @@ def test_the_pool_of_a_verifier_leaves_its_card_what_drafters_reserve_there(
     settings[ProcessRole.DRAFT] = DEVICE[ProcessRole.DRAFT]
     config = ClusterConfig(**ALONE, drafters=drafters)
     topology, _ = _cell(config, _node(gpus=cards, cpus=16), settings=settings)
-    assert _named(topology, "verify/0").settings["gpu_memory_utilization"] == pytest.approx(
+    assert topology.replicas["verify/0"].settings["gpu_memory_utilization"] == pytest.approx(
         share, abs=1e-3
     )
 
@@ -178,7 +170,7 @@ def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its
 
 def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -> None:
     topology, _ = _cell(ClusterConfig(**JOINED), _node(gpus=2, cpus=16), memory=64 * GIB)
-    assert _named(topology, "verify/0").memory == footprint.ON_CARD
+    assert topology.replicas["verify/0"].memory == footprint.ON_CARD
 
 
 def test_what_is_missing_is_said_by_name() -> None:
@@ -202,60 +194,45 @@ def test_what_is_missing_is_said_by_name() -> None:
 def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     golden_target: Path, golden_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of(role: ProcessRole, **settings: Any) -> int:
-        base = {
-            "engine": "real",
-            "dtype": "auto",
-            "device": "auto",
-            "kv_tokens": 0,
-            "context_tokens": 0,
-        }
-        return footprint.of(role, base | settings) - footprint.HEAVY
+    base = {"engine": "real", "dtype": "auto", "device": "auto"}
+    base |= {"kv_tokens": 0, "context_tokens": 0}
 
-    one, empty = (
-        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=tokens) for tokens in (1000, 1)
-    )
+    def verifier(target: object, **more: Any) -> int:
+        settings = {**base, "target": str(target), **more}
+        return footprint.of(ProcessRole.VERIFY, settings) - footprint.HEAVY
+
+    def drafter(folder: Path, **more: Any) -> int:
+        settings = {**base, "drafter": str(folder), **more}
+        return footprint.of(ProcessRole.DRAFT, settings) - footprint.HEAVY
+
+    one, empty = (verifier(golden_target, kv_tokens=tokens) for tokens in (1000, 1))
     size = sum(file.stat().st_size for file in golden_target.glob("*.safetensors"))
     row = (one - empty) // 999
     assert empty == size + row, "float32 on a processor, as it is stored"
     stored = altered(tmp_path / "stored", {"dtype": "bfloat16"}, of=golden_target)
-    assert of(ProcessRole.VERIFY, target=str(stored), kv_tokens=1) == 2 * size + row, (
+    assert verifier(stored, kv_tokens=1) == 2 * size + row, (
         "float32 on a processor, although two bytes of each number are stored"
     )
-    half = of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1000, dtype="bfloat16")
+    half = verifier(golden_target, kv_tokens=1000, dtype="bfloat16")
     assert 2 * half == pytest.approx(one, rel=1e-3)
-    assert (
-        of(ProcessRole.VERIFY, target=str(golden_target), kv_tokens=1999) - one == one - empty > 0
-    )
-    drafted = of(
-        ProcessRole.VERIFY, target=str(golden_target), drafter=str(golden_drafter), kv_tokens=1000
-    )
+    assert verifier(golden_target, kv_tokens=1999) - one == one - empty > 0
+    drafted = verifier(golden_target, drafter=str(golden_drafter), kv_tokens=1000)
     config = read_drafter_config(golden_drafter)
     assert drafted - one == 1000 * (4 * config.feature_size + 2 * config.hidden_size), (
         "taps in float32, rows in bfloat16"
     )
-    assert of(ProcessRole.DRAFT, drafter=str(golden_drafter), context_tokens=1000) > of(
-        ProcessRole.DRAFT, drafter=str(golden_drafter)
-    )
+    assert drafter(golden_drafter, context_tokens=1000) > drafter(golden_drafter)
     without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
-    whole = of(ProcessRole.DRAFT, drafter=str(PAIR / "drafter"))
-    assert of(ProcessRole.DRAFT, drafter=str(tmp_path / "shared")) == pytest.approx(
-        whole, rel=1e-2
-    ), "tables of the target"
+    whole = pytest.approx(drafter(PAIR / "drafter"), rel=1e-2)
+    assert drafter(tmp_path / "shared") == whole, "tables of the target"
     other = tmp_path / "other names"
     GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
-    assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "transformers", None)
-        assert of(ProcessRole.VERIFY, target=str(other), kv_tokens=1000) == 0, "nothing knows them"
-    assert of(ProcessRole.VERIFY, target="no/such-model") == 0, "what is elsewhere is not weighed"
+    assert verifier(other, kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert verifier(other, kv_tokens=1000) == 0, "nothing knows them"
+    assert verifier("no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    assert of(ProcessRole.VERIFY, target=str(tmp_path / "broken")) == 0, (
-        "the worker says what is wrong"
-    )
-    assert (
-        footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
-        == footprint.of(ProcessRole.COORDINATOR, {})
-        == footprint.LIGHT
-    )
+    assert verifier(tmp_path / "broken") == 0, "the worker says what is wrong"
+    synthetic = footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
+    assert synthetic == footprint.of(ProcessRole.COORDINATOR, {}) == footprint.LIGHT

@@ -1,10 +1,11 @@
 """From one configuration file to the settings of every process."""
 
-from __future__ import annotations
-
 import re
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +14,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import http_bind, largest, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
-from deploy.topology import ProcessRole, resized, sizes_of
+from deploy.topology import ProcessRole, desired, resized, sizes_of
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from verify_service.config import VerifyConfig
@@ -23,7 +24,10 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
 
 
 def _plan(
-    config: ClusterConfig, file: Path | None = None, **environ: str
+    config: ClusterConfig,
+    file: Path | None = None,
+    most: Mapping[ProcessRole, int] | None = None,
+    **environ: str,
 ) -> dict[str, dict[str, object]]:
     topology = plan_topology(
         config,
@@ -34,9 +38,9 @@ def _plan(
             "token_file": Path("/s/worker_token"),
             "client_token_file": Path("/s/client_token"),
         },
-        most=sizes_of(config),
+        most=most or sizes_of(config),
     )
-    return {replica.name: dict(replica.settings) for replica in topology.replicas.values()}
+    return {name: dict(replica.settings) for name, replica in topology.replicas.items()}
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
@@ -222,6 +226,22 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("cluster: {http: nowhere}", "cluster.http: 'nowhere' is not host:port"),
         ("cluster: {rule: blocks}", "cluster.rule: 'blocks' is none of token, block, coupled"),
         ("cluster: {policy: fixed}", "cluster.policy: fixed:k needs a whole number"),
+        ("cluster: {verifiers: 0}", "cluster.verifiers: "),
+        ("cluster: {drafters: -1}", "cluster.drafters: "),
+        ("cluster: {frontends: -1}", "cluster.frontends: "),
+        ("cluster: {port: 70_000}", "cluster.port: "),
+        ("cluster: {verifier_gpus: -0.5}", "cluster.verifier_gpus: "),
+        ("cluster: {verifier_gpus: 1.5}", "cluster.verifier_gpus: "),
+        ("cluster: {drafter_memory_gib: -1.0}", "cluster.drafter_memory_gib: "),
+        ("cluster: {coordinator_cpus: -1.0}", "cluster.coordinator_cpus: "),
+        ("cluster: {drafter_cpus: -1.0}", "cluster.drafter_cpus: "),
+        ("cluster: {verifier_selector: role}", "cluster.verifier_selector: "),
+        ("cluster: {cell: No Name}", "cluster.cell: "),
+        ("cluster: {cell: ''}", "cluster.cell: "),
+        ("cluster: {http: '8000'}", "cluster.http: "),
+        ("cluster: {place_timeout_s: 0.0}", "cluster.place_timeout_s: "),
+        ("cluster: {start_timeout_s: 0.0}", "cluster.start_timeout_s: "),
+        ("cluster: {drain_s: -1.0}", "cluster.drain_s: "),
         ("verify: {page_sise: 3}", "verify.page_sise: unknown key"),
         ("cluster: {address: 'head:x'}", "cluster.address: 'head:x' is not host:port"),
         ("[" * 5000, "cannot be read"),
@@ -238,32 +258,6 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(
         )
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("verifiers", 0),
-        ("drafters", -1),
-        ("frontends", -1),
-        ("port", 70_000),
-        ("verifier_gpus", -0.5),
-        ("verifier_gpus", 1.5),
-        ("drafter_memory_gib", -1.0),
-        ("coordinator_cpus", -1.0),
-        ("drafter_cpus", -1.0),
-        ("verifier_selector", "role"),
-        ("cell", "No Name"),
-        ("cell", ""),
-        ("http", "8000"),
-        ("place_timeout_s", 0.0),
-        ("start_timeout_s", 0.0),
-        ("drain_s", -1.0),
-    ],
-)
-def test_what_no_cell_can_have_is_refused_by_its_key(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"cluster\.{key}"):
-        load_config(ClusterConfig, section="cluster", flags={key: value})
-
-
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
     config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
@@ -276,3 +270,53 @@ def test_a_cell_without_a_drafter_is_never_given_one() -> None:
     config, bounds = within(plain, AutoscaleConfig(enabled=True, min_drafters=1))
     assert config.drafters == largest(config, bounds)[ProcessRole.DRAFT] == 0
     assert bounds.bounds["drafters"] == (0, 0), "without weights there is nobody to start"
+
+
+def test_processors_that_nobody_divided_are_divided_among_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dspark.runtime.process.CPU_QUOTA", Path("none"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def threads(config: ClusterConfig, processors: int = 2, **told: Any) -> tuple[object, object]:
+        """Of each verifier and each drafter."""
+        here = tuple(range(processors))
+        monkeypatch.setattr("dspark.runtime.process.usable", lambda: here)
+        plan = _plan(config, **told)
+        return plan["verify/0"]["threads"], plan["draft/0"]["threads"]
+
+    one = ClusterConfig(target="t", drafter="d")
+    assert threads(one) == (2, 1)
+    assert threads(replace(one, verifiers=2)) == (1, 1)
+    assert threads(one, DSPARK_VERIFY__CPUS="1") == (1, 1)
+    # of a cluster that is joined: the process decides, by what Ray reserves for it
+    assert threads(replace(one, address="head:6379"))[0] == 0
+    grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
+    assert threads(one, 16, most=largest(one, grows)) == (3, 2), "those that may come"
+    assert threads(one, 16, most=largest(one, AutoscaleConfig())) == (12, 4)
+
+
+def test_labels_of_a_pool_are_its_own() -> None:
+    config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
+    told = {name: replica.selector for name, replica in desired(config, {}).replicas.items()}
+    assert told == {"coordinator/0": {}, "verify/0": {"zone": "a"}, "draft/0": {}}
+
+
+def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
+    topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
+    assert [*topology.replicas][-2:] == ["frontend/0", "frontend/1"]
+    assert resized(topology, 2, 0).sizes[ProcessRole.FRONTEND] == 2
+
+
+def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
+    before = desired(
+        ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0),
+        {ProcessRole.DRAFT: {"drafter": "d"}},
+    )
+    after = resized(before, 1, 2)
+    assert after.names == {"coordinator/0", "verify/0", "draft/0", "draft/1"}
+    assert {after.replicas[f"draft/{number}"].settings["drafter"] for number in (0, 1)} == {"d"}
+    assert resized(after, 2, 0) == before
+    for verifiers, drafters in ((0, 1), (1, -1)):
+        with pytest.raises(ConfigError):
+            resized(before, verifiers, drafters)

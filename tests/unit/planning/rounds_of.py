@@ -6,8 +6,6 @@ to plan the same rounds compare without noise; acceptance itself, which the plan
 drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,12 +40,9 @@ class Costs:
         """As the verifier would announce it."""
         return CostCurve(SIZES, [int(CONTEXT)], [self.verify_s(size) for size in SIZES])
 
-    def round_s(self, tokens: float, sequences: int, slots: int, cohorts: int = 1) -> float:
-        if slots == 0:
-            return self.verify_s(tokens)
-        step, draft = self.verify_s(tokens / cohorts), self.draft_s(sequences / cohorts, slots)
-        alone = step + draft + self.hop_s
-        return alone if cohorts == 1 else max(2.0 * step, 2.0 * draft, alone)
+    def round_s(self, tokens: float, sequences: int, slots: int) -> float:
+        drafted_s = self.draft_s(sequences, slots) + self.hop_s if slots else 0.0
+        return self.verify_s(tokens) + drafted_s
 
 
 COSTS = {
@@ -85,7 +80,6 @@ def learn(
     keys: Sequence[str] = (),
     prompts: int = 0,  # tokens of them
     drafted: bool = False,
-    alone: bool = True,
 ) -> None:
     """Of a pass by sequences of the same weight. verified, accepted: of each, or of all alike."""
     count = len(confidence)
@@ -104,7 +98,7 @@ def learn(
     planner.learn(
         Applied(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
         CONTEXT,
-        alone=alone,
+        alone=True,
         drafted=drafted,
     )
 
@@ -112,10 +106,6 @@ def learn(
 def blocks(rng: np.random.Generator, texts: Floats) -> Floats:
     """[n, SLOTS] calibrated confidences of texts of these mean chances [n], one anchor each."""
     return np.clip(rng.beta(texts[:, None], 1.0 - texts[:, None], (len(texts), SLOTS)), 0.0, 1.0)
-
-
-def draw_texts(rng: np.random.Generator, kinds: tuple[float, ...], count: int) -> Floats:
-    return rng.choice(kinds, count)
 
 
 def blocks_at(recorded: Floats, streams: int, number: int) -> Floats:
@@ -133,7 +123,6 @@ def planned(
     rounds: int,
     *,
     seed: int = 0,
-    cohorts: int = 1,
     announced: Costs | None = None,
     bent: Callable[[Floats], Floats] = lambda confidence: confidence,
     lag: int = 1,
@@ -145,20 +134,20 @@ def planned(
 
     announced: costs as they were measured, if they have changed since. bent: what the drafter says
     its chances are. recorded: blocks in place of drawn ones, see `blocks_at`. lag: finished rounds
-    that a plan does not know yet. cohorts: at most so many. stalls: every so many rounds one is
-    said to have taken ten times as long. switching: by which a plain round behind a drafted one
-    takes longer than one behind another plain one.
+    that a plan does not know yet. stalls: every so many rounds one is said to have taken ten times
+    as long. switching: by which a plain round behind a drafted one takes longer than one behind
+    another plain one.
     """
     rng = np.random.default_rng(seed)
-    planner, one = planner_of(announced or costs), lane(streams, cohorts)
-    texts = draw_texts(rng, kinds, streams)
+    planner, one = planner_of(announced or costs), lane(streams, cohorts=1)
+    texts = rng.choice(kinds, streams)
     tokens = seconds = 0.0
     plans = [planner.next(one)] * (lag + 1)
     slots_of = []
     slots = 0
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
-        texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
+        texts = np.where(leaving, rng.choice(kinds, streams), texts)
         plan = plans[-1 - lag]
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
         terms = [plan.terms_of(stream) for stream in range(streams)]
@@ -173,9 +162,7 @@ def planned(
         )
         load = streams + int(verified.sum())
         drafting = int(drafts.sum())
-        took = costs.round_s(load, drafting, slots, plan.cohorts) * (
-            switching if before and not slots else 1.0
-        )
+        took = costs.round_s(load, drafting, slots) * (switching if before and not slots else 1.0)
         told_s = took * (10.0 if stalls and number % stalls == stalls - 1 else 1.0)
         learn(
             planner,
@@ -183,7 +170,6 @@ def planned(
             verified,
             accepted,
             (costs.verify_s(load), told_s, costs.draft_s(drafting, slots) * (slots > 0)),
-            alone=plan.cohorts == 1,
             drafted=slots > 0,
         )
         plans.append(planner.next(one))
@@ -207,13 +193,13 @@ def live(
     """The same with Algorithm 1 run on the live confidences of blocks of so many slots, which no
     plan can do; 0 slots are plain decoding."""
     rng = np.random.default_rng(seed)
-    texts = draw_texts(rng, kinds, streams)
+    texts = rng.choice(kinds, streams)
     overhead = costs.draft_s(streams, slots) + costs.hop_s if slots else 0.0
     convex = costs.curve()  # the models are convex
     tokens = seconds = 0.0
     for number in range(rounds):
         leaving = rng.random(streams) < 1 / 30
-        texts = np.where(leaving, draw_texts(rng, kinds, streams), texts)
+        texts = np.where(leaving, rng.choice(kinds, streams), texts)
         true = blocks(rng, texts) if recorded is None else blocks_at(recorded, streams, number)
         chosen = np.array(
             lengths_of(true[:, :slots], lambda tokens: convex.measured(tokens, CONTEXT) + overhead)

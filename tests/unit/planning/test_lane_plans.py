@@ -1,7 +1,5 @@
 """Plans of lanes whose sequences go by several policies, and what reported passes teach."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 
@@ -20,7 +18,7 @@ from coordinator.planning.options import (
     Others,
     PlannedLane,
 )
-from coordinator.planning.planner import Applied, Planner, _grid, _labels
+from coordinator.planning.planner import Applied, Planner, _labels
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -38,7 +36,7 @@ def plans(
     *policies: str, curve: CostCurve | None = None, drafters: int = 1, **settings: object
 ) -> LanePlans:
     """Of sequences 1, 2 ... of these policies."""
-    made = LanePlans(curve or GPU.curve(), **settings)  # type: ignore[arg-type]
+    made = LanePlans(curve or GPU.curve(), **settings)
     made.drafters([DrafterCost(7, DRAFT)] * drafters)
     for number, policy in enumerate(policies, 1):
         made.add(planned(number, policy))
@@ -73,8 +71,7 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
 
 def test_the_planner_is_told_whether_its_own_sequences_drafted() -> None:
     made, seen = plans("adaptive", "fixed:7"), list[bool]()
-    assert made._planner is not None
-    made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)  # type: ignore[method-assign]
+    made._planner.learn = lambda *_, drafted, **__: seen.append(drafted)
     for plain in ((), (0,), (1,), (0, 1)):
         done = report()
         for place in plain:
@@ -121,7 +118,6 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
 
 def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
     made = plans("adaptive", "adaptive")
-    assert made._planner is not None
     for number in range(40):
         made.learn(report(number))
     before = made._planner.cost.draft_s(2.0, 7)
@@ -185,7 +181,6 @@ def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
     told(made)
     assert made.in_force.cohorts == 2
     made.learn(report())
-    assert made._planner is not None
     assert made._planner.cost.drafted.seen == 0, "the first of its kind"
     made.learn(report())
     assert made._planner.cost.hop.seen == 0
@@ -198,16 +193,11 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     told = np.arange(10, dtype=np.float32).reshape(5, 2)
     said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
     grid = _labels(said, rows, 7)
-    assert grid is not None
     assert grid[0, :2].tolist() == [[0, 1], [2, 3]]
     assert grid[1, :3].tolist() == [[4, 5], [6, 7], [8, 9]]
     assert np.isnan(grid[0, 2:]).all()
     assert _labels(said, rows[:1], 7) is None, "somebody was left out"
     assert _labels(said._replace(labels=told[:4]), rows, 7) is None
-
-
-def test_blocks_of_several_lengths_are_padded_with_nothing() -> None:
-    assert np.isnan(_grid([(0.5,), ()])).tolist() == [[False], [True]]
 
 
 def test_a_plan_that_differs_in_draft_seconds_alone_is_told_where_it_is_by_much() -> None:
@@ -219,15 +209,12 @@ def test_a_plan_that_differs_in_draft_seconds_alone_is_told_where_it_is_by_much(
 def test_a_plan_that_is_not_told_is_not_what_the_next_one_is_compared_with() -> None:
     made = plans("fixed:5", "fixed:5")
     first = made.compose({})
-    assert first is not None
-    assert made._planner is not None
     hop, slow = made._planner.cost.hop, None
     for step in range(1, 200):  # each a little slower than the last
         hop.value = HOP_S * 1.05**step
         if (slow := made.compose({})) is not None:
             break
         assert made.in_force is first
-    assert slow is not None
     assert step > 2
     assert differs(first, slow)
 
@@ -291,7 +278,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
     ]
     for change in changes:
-        changed = dataclasses.replace(two, **change)  # type: ignore[arg-type]
+        changed = dataclasses.replace(two, **change)
         assert looks(changed) == 1, change
         # one came and went: what is known of either is known still
         assert looks(two) == looks(changed) == 0

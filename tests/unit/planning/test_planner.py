@@ -1,8 +1,6 @@
 """Plans against what no plan can do: Algorithm 1 run on the live confidences of every round, see
 `rounds_of`."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -237,14 +235,6 @@ def test_what_is_tried_says_what_it_takes_beside_the_usual() -> None:
         cost.verified(speed, drafted=False)
     assert cost.plain.value == pytest.approx(1.3, rel=0.05)
     assert cost.drafted.value / cost.plain.value == pytest.approx(1.2, rel=0.05)
-
-
-def test_a_draft_takes_what_those_take_who_are_drafted_for() -> None:
-    costs = Costs(lambda t: 10e-3, lambda n, k: 1e-3 * n, 3e-3)
-    corrector = planner_of(costs).cost
-    tokens = np.array([64.0])
-    assert corrector.round_s(tokens, CONTEXT, 64, 64, 4, 1)[0] == pytest.approx(77e-3)
-    assert corrector.round_s(tokens, CONTEXT, 64, 2, 4, 1)[0] == pytest.approx(15e-3)
 
 
 def of_drafts(plan: Plan) -> Terms:

@@ -1,7 +1,5 @@
 """No cost curve is nonsense, whatever was measured."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -91,7 +89,6 @@ def test_a_point_that_was_not_measured_takes_a_neighbours_value_and_is_marked() 
     grid = curve_of(
         {(1, 128): [2.0], (8, 128): [3.0, 5.0, 4.0], (8, 1024): [9.0], (64, 1024): [math.nan]}
     )
-    assert grid is not None
     assert (grid.tokens.tolist(), grid.contexts.tolist()) == ([1, 8], [128, 1024])
     assert grid.seconds.tolist() == [[2.0, 2.0], [4.0, 9.0]]
     assert grid.borrowed == (1,)
@@ -99,7 +96,6 @@ def test_a_point_that_was_not_measured_takes_a_neighbours_value_and_is_marked() 
 
 def test_what_is_borrowed_bends_nothing_that_was_measured() -> None:
     grid = curve_of({(1, 128): [1.0], (8, 1024): [5.0], (64, 128): [3.0]})
-    assert grid is not None
     assert grid.seconds.tolist() == [[1.0, 1.0], [1.0, 5.0], [3.0, 5.0]]
     assert grid.borrowed == (1, 2, 5)
 
@@ -112,16 +108,4 @@ def test_nothing_measured_is_no_curve() -> None:
 def test_noise_moves_a_point_half_way() -> None:
     """A stall at the smallest step does not lift the whole curve to itself."""
     grid = curve_of({(1, 128): [0.050], (2, 128): [0.010], (4, 128): [0.011], (8, 128): [0.060]})
-    assert grid is not None
     assert grid.seconds[:, 0] == pytest.approx([0.030, 0.030, 0.0305, 0.060])
-
-
-def test_the_status_marks_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    from dspark.cli.status import _print
-    from dspark.client.status import CellStatus, LaneStatus, MeasuredCost
-
-    cost = MeasuredCost((1, 4), (64, 128), ((0.1, 0.1), (0.3, 0.4)), "measured", (1,))
-    _print(CellStatus(lanes=(LaneStatus(verifier="verify/0", verify_cost=cost),)))
-    said = capsys.readouterr().out
-    assert "1  100.00  100.00*" in said
-    assert "not measured: a neighbour's value" in said

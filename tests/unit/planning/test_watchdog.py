@@ -1,8 +1,6 @@
 """The watchdog of one drafter: what raises an alarm and how soon, what does not, and how it is
 tried again."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -57,7 +55,7 @@ class Rounds:
     def until_alarm(self, make: list[RoundReport] | None, most: int, **honest: float) -> int:
         """Passes until there is one; `most` where there is none."""
         for number in range(most):
-            self.run(make if make is not None else self.honest(**honest))  # type: ignore[arg-type]
+            self.run(make if make is not None else self.honest(**honest))
             if self.watch.alarm is not None:
                 return number + 1
         return most
@@ -188,7 +186,7 @@ def test_blocks_that_are_worth_little_may_become_what_is_usual() -> None:
     poor = (0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
     drafter = Rounds()
     drafter.until_alarm(None, 500)
-    assert drafter.until_alarm(None, 300, confidence=poor) < 300  # type: ignore[arg-type]
+    assert drafter.until_alarm(None, 300, confidence=poor) < 300
     drafter.now += PAUSE_S
     for _ in range(2000):
         drafter.run(drafter.honest(confidence=poor))
@@ -235,8 +233,8 @@ def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer() 
 
 def test_short_blocks_are_not_measured_by_what_long_ones_were_worth() -> None:
     drafter, sure = Rounds(), (0.99,) * 15
-    assert drafter.until_alarm(None, 500, confidence=sure, verified=15) == 500  # type: ignore[arg-type]
-    assert drafter.until_alarm(None, 500, confidence=sure[:1], verified=1) == 500  # type: ignore[arg-type]
+    assert drafter.until_alarm(None, 500, confidence=sure, verified=15) == 500
+    assert drafter.until_alarm(None, 500, confidence=sure[:1], verified=1) == 500
 
 
 def test_what_a_form_refuses_is_not_its_drafter_s_fault_and_a_trial_may_end_with_it() -> None:

@@ -1,7 +1,5 @@
 """Configuration: three sources, one order, bounds, errors that name the key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,4 +145,4 @@ def test_no_number_is_without_end_whatever_it_comes_from(tmp_path: Path, value: 
 
 def test_what_is_at_its_bounds_will_do() -> None:
     for given in ({"count": 1, "span": 1.0, "port": 0}, {"port": 65535, "mode": "two"}, {}):
-        check_settings(Bounded(**given))  # type: ignore[arg-type]
+        check_settings(Bounded(**given))

@@ -1,7 +1,5 @@
 """Stored cost curves: found under their own key only, and never trusted when damaged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,6 @@ def curve() -> Curve:
 def test_a_curve_is_found_under_its_own_key_alone() -> None:
     store_curve(KEY, curve())
     found = load_curve(KEY)
-    assert found is not None
     assert found.source == "stored"
     np.testing.assert_array_equal(found.seconds, curve().seconds)
     np.testing.assert_array_equal(found.tokens, [1, 2, 4])
@@ -46,7 +43,7 @@ def test_a_curve_is_found_under_its_own_key_alone() -> None:
         lambda text: text.replace('"tokens"', '"tokins"'),
     ],
 )
-def test_a_damaged_file_is_as_good_as_none(damage) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_as_good_as_none(damage) -> None:
     path = store_curve(KEY, curve())
     path.write_text(damage(path.read_text()))
     assert load_curve(KEY) is None

@@ -1,7 +1,5 @@
 """The device thread: order, bounds, and callers that leave."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

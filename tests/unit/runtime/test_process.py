@@ -1,7 +1,5 @@
 """Which processors a process is kept to, and what it does with memory that it frees."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """What waits between two threads, or for a peer to read, is bounded, and nobody waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

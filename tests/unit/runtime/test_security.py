@@ -1,7 +1,5 @@
 """Who may listen where, and who may call what."""
 
-from __future__ import annotations
-
 import itertools
 import stat
 from pathlib import Path

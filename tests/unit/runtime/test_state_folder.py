@@ -1,7 +1,5 @@
 """The folder of a user's state, wherever the process that asks for it stands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """How a process ends: what goes wrong is raised, and a worker that leaves waits for what it holds,
 for what it has just let in too, and no longer than it was given."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

@@ -1,8 +1,6 @@
 """What logs may hold: event names and numbers, and of an error its frames, never the values in
 them; and many values told to a histogram at once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

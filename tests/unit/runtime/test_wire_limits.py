@@ -1,9 +1,8 @@
 """Requests that are too large are refused by their bytes, and proper ones pass whatever is in
 them."""
 
-from __future__ import annotations
-
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,26 +105,52 @@ MANY = [1] * 1_000_000
 
 
 def told(**order: object) -> verify_pb2.ControlDown:
-    return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])  # type: ignore[arg-type]
+    return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])
 
 
-def test_a_prompt_beyond_the_context_is_left_out_of_its_command() -> None:
-    command = told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s"))
-    read = reading(verify_pb2.ControlDown.FromString, control_bounds(4096))(
-        command.SerializeToString()
-    )
-    assert read.too_large is not None
-    assert read.too_large.field == "token_ids"
-    assert read.message == told(admission=verify_pb2.Admission(sequence=7, cache_salt="s"))
+OPENING = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
+LAW = types_pb2.SequenceSampling(stop_token_ids=MANY)
 
 
-def test_columns_of_a_million_are_left_out_of_an_order() -> None:
-    command = draft_pb2.RoundsCommand(
-        order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY)
-    )
-    kept, why = trimmed(command.SerializeToString(), rounds.BOUNDS)
-    assert why is not None
-    assert draft_pb2.RoundsCommand.FromString(kept).order == draft_pb2.Order(order=3)
+@pytest.mark.parametrize(
+    ("kept", "too_large", "bounds", "field"),
+    [
+        (
+            told(admission=verify_pb2.Admission(sequence=7, cache_salt="s")),
+            told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s")),
+            control_bounds(4096),
+            "token_ids",
+        ),
+        (
+            draft_pb2.RoundsCommand(order=draft_pb2.Order(order=3)),
+            draft_pb2.RoundsCommand(
+                order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY)
+            ),
+            rounds.BOUNDS,
+            "order.anchors",
+        ),
+        (
+            draft_pb2.RoundsCommand(open=OPENING),
+            draft_pb2.RoundsCommand(
+                open=draft_pb2.OpenContext(sequence=7, reserve_tokens=8, sampling=LAW)
+            ),
+            rounds.BOUNDS,
+            "sampling",
+        ),
+        (
+            features_pb2.FeatureChunk(sink_incarnation=5),
+            features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000),
+            feature_sink.BOUNDS,
+            "token_ids",
+        ),
+    ],
+)
+def test_what_is_too_long_is_counted_before_it_is_parsed_and_left_out_of_its_command(
+    kept: Any, too_large: Any, bounds: Any, field: str
+) -> None:
+    read = reading(type(kept).FromString, bounds)(too_large.SerializeToString())
+    assert read.too_large.field == field
+    assert read.message == kept
 
 
 def test_values_that_are_not_packed_are_counted() -> None:
@@ -133,32 +158,9 @@ def test_values_that_are_not_packed_are_counted() -> None:
     # an order of an admission
     command = b"\x12" + b"\xc4\x9a\x0c" + b"\x0a" + b"\xc0\x9a\x0c" + loose
     kept, why = trimmed(command, control_bounds(1 << 20))
-    assert why is not None
     assert "parts" in str(why)
     (order,) = verify_pb2.ControlDown.FromString(kept).orders
     assert len(order.admission.token_ids) <= MOST_PARTS
-
-
-def test_ids_of_a_chunk_are_counted_before_they_are_parsed() -> None:
-    chunk = features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000)
-    read = reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)(
-        chunk.SerializeToString()
-    )
-    assert read.too_large is not None
-    assert read.too_large.field == "token_ids"
-    assert read.message.sink_incarnation == 5
-
-
-def test_a_law_of_a_million_ids_is_left_out_of_an_open() -> None:
-    opening = draft_pb2.OpenContext(
-        sequence=7, reserve_tokens=8, sampling=types_pb2.SequenceSampling(stop_token_ids=MANY)
-    )
-    command = draft_pb2.RoundsCommand(open=opening)
-    read = reading(draft_pb2.RoundsCommand.FromString, rounds.BOUNDS)(command.SerializeToString())
-    assert read.too_large is not None
-    assert read.too_large.field == "sampling"
-    kept = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
-    assert read.message == draft_pb2.RoundsCommand(open=kept)
 
 
 def test_the_largest_proper_commands_pass_whole() -> None:

@@ -1,7 +1,5 @@
 """There and back for every noun, and refusals that name the field."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,8 +1,6 @@
 """Blocks of an order there and back, whatever their rows hold, and refusals that name the
 column."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from columns import rows_of
@@ -62,7 +60,7 @@ def two_blocks(**change: object) -> draft_pb2.Blocks:
         "empty_reasons": [0, 0],
         "watermarks": [3, 3],
     }
-    return draft_pb2.Blocks(**(good | change))  # type: ignore[arg-type]
+    return draft_pb2.Blocks(**(good | change))
 
 
 @pytest.mark.parametrize(

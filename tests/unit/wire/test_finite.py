@@ -1,7 +1,5 @@
 """Infinities and NaN found by their bits, of every value that sixteen bits can be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Generated bases refuse every method; the services that stand on them leave none of those refusals
 in place."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 
