@@ -13,7 +13,6 @@ of their own (`namespaces`).
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import grpc
+import psutil
 
 from deploy.processes import Child, ProcessCell
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2
@@ -78,14 +78,9 @@ class FaultCell(ProcessCell):
         return self.children[name].process.poll() is None
 
     def resources(self, name: str) -> dict[str, int]:
-        """Resident bytes, open files and threads of a process, from /proc."""
-        folder = Path(f"/proc/{self.children[name].pid}")
-        pages = int((folder / "statm").read_text().split()[1])
-        return {
-            "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-            "fds": len(list((folder / "fd").iterdir())),
-            "threads": len(list((folder / "task").iterdir())),
-        }
+        """Resident bytes, open files and threads of a process."""
+        of = psutil.Process(self.children[name].pid)
+        return {"rss": of.memory_info().rss, "fds": of.num_fds(), "threads": of.num_threads()}
 
     def settled(self, within_s: float = 10.0) -> bool:
         """Whether every connected worker frees every sequence and page in time."""
@@ -138,6 +133,15 @@ class FaultCell(ProcessCell):
         if tuple(command[: len(before)]) == before:  # started again
             before = ()
         return super()._spawn(name, [*before, *command])
+
+    @property
+    def workers(self) -> list[str]:
+        return [name for name in self.children if not name.startswith("coordinator/")]
+
+    def replace(self, name: str) -> Child:
+        """Kills a process and starts it again."""
+        self.kill(name)
+        return self.restart(name)
 
     def restart(self, name: str) -> Child:
         """Starts a dead process again at its old endpoint, with another incarnation."""
