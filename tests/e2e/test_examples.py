@@ -111,8 +111,7 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path
         assert process.stderr is not None
         # more of it waits in the pipe's buffer, where `communicate` would lose it
         begun = process.stdout.read(40)
-        cell.kill("coordinator/0")
-        cell.restart("coordinator/0")
+        cell.replace("coordinator/0")
         rest, complained = process.stdout.read(), process.stderr.read()
         assert process.wait(120) == 0, complained
     assert re.search(r"\[300 tokens, resumed \d+ times\]", rest)

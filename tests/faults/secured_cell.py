@@ -25,8 +25,6 @@ TENANTS = ("acme", "globex")
 
 @dataclass(frozen=True)
 class Listener:
-    """A TCP socket that takes connections."""
-
     process: str
     address: str
     port: int

@@ -26,8 +26,6 @@ LAW = {"temperature": 1.0, "rule": "coupled", "policy": "fixed:3"}
 
 
 class CellFleet:
-    """Processes of a simulated cell."""
-
     def __init__(self, cell: SimulatedCell) -> None:
         self._cell = cell
 

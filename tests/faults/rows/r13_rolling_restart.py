@@ -15,10 +15,10 @@ import grpc
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole
 from dspark.runtime.channel import health_of, sync_channel
-from faults import processes
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 from faults.streams import hurt, judged, wave
+from tests.waiting import wait_until
 
 STREAMS, TOKENS = 8, 160
 HEALTH_S = 0.2
@@ -64,5 +64,5 @@ def _flip(cell: FaultCell, name: str) -> float:
         serves()  # the connection is there
         told = time.monotonic()
         cell.terminate(name)
-        processes.until(lambda: not serves(), each_s=0.005)
+        wait_until(lambda: not serves())
         return time.monotonic() - told

@@ -16,11 +16,12 @@ import time
 from collections import Counter
 
 from faults import namespaces
-from faults.processes import FaultCell, until
+from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
 from faults.streams import PATIENT, hurt, judged, wave
 from faults.synthetic_cell import counter
 from faults.tcp_proxy import Way
+from tests.waiting import came
 
 STREAMS, LONG_STREAMS, TOKENS = 8, 32, 200
 CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
@@ -54,7 +55,7 @@ def rows(args: Args) -> Rows:
         work = hurt(cell, asked, cut, cell.workers, times, (each_s - CUT_S, each_s - CUT_S))
         ended, _ = asyncio.run(work)
         ended_at = time.monotonic()
-        settled = until(lambda: not cell.held(everybody=True), FREED_S)
+        settled = came(lambda: not cell.held(everybody=True), FREED_S)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
         dropped = counter(cell, "dspark_dropped_total")
     longest_s = max((stream.longest_gap_s for stream in ended), default=0.0)
@@ -62,7 +63,7 @@ def rows(args: Args) -> Rows:
     value = {
         "routes": "network namespaces" if kernel else "TCP proxies",
         "minutes": round(lasts_s / 60, 1),
-        "cuts": cuts,
+        "cuts": dict(cuts),
         **judged(ended),
         "frames": frames,
         # stale: what came by connections that were not given up
