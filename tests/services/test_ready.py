@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import structlog
-import workers
 
 from coordinator.lanes import lane
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
+from coordinator.workers.descriptions import verifier_facts
 from coordinator.workers.warming import Unwarmed
 from deploy.head import free_ports
 from dspark.cli.main import main
-from dspark.runtime.server import GrpcServer
-from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from tests.services.cell import Cell
 from tests.waiting import until
 
@@ -132,34 +131,18 @@ async def test_a_verifier_whose_first_requests_fail_is_not_taken_in_until_they_d
     assert {each.name: each.state for each in states}["verify/0"] == "serving"
 
 
-class _Odd(verify_pb2_grpc.VerifyServicer):
-    """A verifier of no vocabulary."""
-
-    streams = 0
-
-    async def Describe(self, request: Any, context: Any) -> verify_pb2.VerifierDescription:
-        return verify_pb2.VerifierDescription(
-            incarnation=7, model="odd", fingerprint="odd", context_length=64
-        )
-
-    async def Control(
-        self, orders: AsyncIterator[Any], context: Any
-    ) -> AsyncIterator[verify_pb2.ControlUp]:
-        self.streams += 1
-        async for _ in orders:
-            yield verify_pb2.ControlUp()
-
-
-async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> None:
-    server, odd = GrpcServer(bind="127.0.0.1:0"), _Odd()
-    server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
-    port = await server.start()
-    async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:
-        (worker,) = coordinator.cell.membership.workers
-        await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
-        assert not worker.connected
-        assert not odd.streams
-    await server.drain(0.0)
+async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        membership, "verifier_facts", lambda *said: replace(verifier_facts(*said), vocab_size=0)
+    )
+    monkeypatch.setattr(membership, "warm", None)  # it is not even tried
+    await cell.verifier(drafter=None)
+    coordinator = await cell.coordinator(warm_up_s=LONG_S)
+    (worker,) = coordinator.cell.membership.workers
+    await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
+    assert not worker.connected
 
 
 async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(
