@@ -392,8 +392,6 @@ def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
         assert refusal(refused) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
         assert int(refused.headers["retry-after-ms"]) >= 1
-        with pytest.raises(openai.RateLimitError):
-            client.completions.create(**completion())
         stream.close()
         cell.freed()
         assert cell.cancelled == 1
