@@ -9,7 +9,6 @@ from dspark.wire.blocks import Blocks
 
 
 def rows_of(blocks: Blocks, cursors: Sequence[Cursor]) -> list[Block]:
-    """Block by block."""
     drafted = [blocks.drafted(row, length) for row, length in enumerate(blocks.lengths)]
     columns = (blocks.confidences(), blocks.empty_reasons, blocks.watermarks)
     return [

@@ -24,8 +24,6 @@ DEADLINE_S = 60.0
 
 @dataclass
 class Answer:
-    """One sequence."""
-
     number: int
     prompt: Sequence[int]
     params: SamplingParams

@@ -76,6 +76,5 @@ def judged(engine: Any, *items: VerifyItem) -> list[Verdict]:
 
 
 def why(outcome: object) -> RefusalReason:
-    """Of a refusal."""
     assert isinstance(outcome, Refusal), outcome
     return outcome.reason

@@ -43,22 +43,14 @@ async def record(pair: Pair) -> None:
                     max_tokens=8 * ROUNDS,
                     ignore_eos=True,
                 )
-                begun = asyncio.Event()
-
-                async def read() -> None:
-                    async for _ in answer:
-                        begun.set()
-
-                reading = asyncio.create_task(read())
-                await begun.wait()
+                await anext(answer)
                 async for told in client.explain(name):
                     if len(told.slots) == SLOTS:
                         blocks.append([slot.confidence for slot in told.slots])
                     if len(blocks) == ROUNDS:
                         break
                 found.append(blocks)
-                await client.abort(name)
-                await reading
+                answer.close()
 
             numbered = enumerate(prompts)
 

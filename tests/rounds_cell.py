@@ -45,7 +45,6 @@ SLOTS = 4
 
 
 def costs(draft_ms: float = 1) -> SyntheticSpec:
-    """Of passes."""
     return read_spec(
         {
             "verify": {"tokens": [1, 101], "ms": [10, 20], "prefill_ms": 0.05},
@@ -139,11 +138,9 @@ class Tampered:
         ]
 
     def orders(self, kind: type[D]) -> list[D]:
-        """What was told of this kind."""
         return [each for each in self.told if isinstance(each, kind)]
 
     def news(self, kind: type[U]) -> list[U]:
-        """What was said of this kind."""
         return [each for each in self.said if isinstance(each, kind)]
 
     def hold(self, what: Callable[[Up], bool] = lambda each: True) -> None:
@@ -270,7 +267,6 @@ class RoundsCell:
         self.load.pop(drafter, None)
 
     def ask(self, *asked: Any, **more: Any) -> RequestState:
-        """The first answer of a request."""
         return self.answers(*asked, **more)[0]
 
     def answers(
@@ -283,7 +279,6 @@ class RoundsCell:
         name: str = "",
         **more: Any,
     ) -> list[RequestState]:
-        """All answers of a request."""
         first = next(self._numbers)
         request = Request(
             name or f"r{first}",
@@ -335,8 +330,6 @@ class RoundsCell:
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """A test that runs in simulated time."""
-
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         return run_virtual(_without_noise(test(*args, **kwargs)))

@@ -17,13 +17,11 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import structlog
-import yaml
 
 from benchmarks.pair import leave_in_order
 from benchmarks.real_cell import FILES, cell, questions, sampling, windowed
@@ -47,49 +45,35 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"shorter windows, and one turn instead of {TURNS}"
     )
-    parser.add_argument(
-        "--pace",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="slower devices, for a busy machine (1)",
-    )
     args = parser.parse_args()
     leave_in_order()
     # A line per request is a service's log; the simulated coordinator writes none.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    return asyncio.run(_predictions(args.quick, args.pace)).show(as_json=args.json)
+    return asyncio.run(_predictions(args.quick)).show(as_json=args.json)
 
 
-def _points(file: Path, quick: bool, pace: float) -> tuple[Scenario, list[Scenario]]:
+def _points(file: Path, quick: bool) -> tuple[Scenario, list[Scenario]]:
     """(the point that is fitted, those that are predicted)."""
     base = Scenario(
         load_spec(file),
         concurrency=16,
         cores=len(os.sched_getaffinity(0)),
         answer_tokens=(64, 192),
-        warmup_s=(2.0 if quick else 4.0) * pace**0.5,
-        window_s=(5.0 if quick else 16.0) * pace**0.5,
+        warmup_s=2.0 if quick else 4.0,
+        window_s=5.0 if quick else 16.0,
     )
     return base, [
         dataclasses.replace(base, concurrency=1),
         dataclasses.replace(base, concurrency=4, policy="off"),
         dataclasses.replace(base, concurrency=32, policy="fixed:5"),
         dataclasses.replace(base, concurrency=24, verifiers=2),
-        dataclasses.replace(base, concurrency=0, rate=4.0 / pace),
+        dataclasses.replace(base, concurrency=0, rate=4.0),
     ]
 
 
-async def _predictions(quick: bool, pace: float) -> Row:
-    with tempfile.TemporaryDirectory(prefix="dspark-pace-") as folder:
-        file = slower(FILES / "paper.yaml", pace, Path(folder))
-        fitted, predicted = _points(file, quick, pace)
-        return await _compared(file, fitted, predicted, quick, pace)
-
-
-async def _compared(
-    file: Path, fitted: Scenario, predicted: list[Scenario], quick: bool, pace: float
-) -> Row:
+async def _predictions(quick: bool) -> Row:
+    file = FILES / "paper.yaml"
+    fitted, predicted = _points(file, quick)
     everything = [fitted, *predicted]
     found: list[list[float]] = [[] for _ in everything]
     with ExitStack() as stack:
@@ -105,7 +89,7 @@ async def _compared(
         note(f"measured {_name(scenario)}: {list(map(round, rates))} tok/s")
     hops, factor = await asyncio.to_thread(_fit, fitted, measured[0])
     note(f"fitted: hops x {factor:.2f}: {hops}")
-    value: dict[str, Any] = {"pace": pace, "hops_factor": round(factor, 3), "points": {}}
+    value: dict[str, Any] = {"hops_factor": round(factor, 3), "points": {}}
     value["fitted_at"] = {_name(fitted): round(measured[0], 1)}
     worst = 0.0
     for index, scenario in enumerate(predicted, 1):
@@ -152,22 +136,6 @@ async def measure(endpoint: str, scenario: Scenario) -> float:
     return await windowed(
         endpoint, sampling(scenario), questions(scenario), plan, settle_s, scenario.window_s
     )
-
-
-def slower(file: Path, pace: float, folder: Path) -> Path:
-    """The same pair on devices that take `pace` times as long: what a busy machine can still
-    follow."""
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    for role in ("verify", "draft"):
-        document[role]["ms"] = [
-            [value * pace for value in row] if isinstance(row, list) else row * pace
-            for row in document[role]["ms"]
-        ]
-    if "prefill_ms" in document["verify"]:
-        document["verify"]["prefill_ms"] *= pace
-    path = folder / file.name
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
 
 
 def scaled(factor: float) -> Hops:

@@ -32,7 +32,6 @@ def synthetic_document(
 
 
 def synthetic_file(folder: Path, accept: Accept, **options: Any) -> str:
-    """Writes it and returns its path."""
     path = folder / "pair.yaml"
     path.write_text(yaml.safe_dump(synthetic_document(accept, **options)), encoding="utf-8")
     return str(path)

@@ -20,9 +20,13 @@ async def until(
         await asyncio.sleep(each_s)
 
 
-def wait_until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
-    """For other threads and processes."""
+def came(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> bool:
+    """Waits for other threads and processes; whether it came true in time."""
     deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {within_s:g} s"
+    while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
+    return bool(held)
+
+
+def wait_until(holds: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+    assert came(holds, within_s), f"not so within {within_s:g} s"

@@ -38,7 +38,6 @@ class Thing(BaseModel):
 
 
 def check(arguments: Mapping[str, object]) -> None:
-    """Of the tool."""
     assert set(arguments) == {"place", "days"}, arguments
     assert arguments["place"] in ("here", "there"), arguments
     assert arguments["days"] in range(1, 8), arguments

@@ -61,7 +61,6 @@ class Block:
 
 
 def blocks() -> Iterator[Block]:
-    """Every fenced block of every page, in order."""
     for page in PAGES:
         opened: tuple[int, str, str] | None = None
         inside: list[str] = []

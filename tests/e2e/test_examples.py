@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -20,8 +21,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from dspark.client.cell import Cell, write_cell
+from dspark.client.cell import write_cell
 from dspark.loadgen import prometheus
+from tests.noted_cell import CELL
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -39,19 +41,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCell]:
 def home(cell: FaultCell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A state folder that names the cell, as `dspark up` leaves one."""
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
-    write_cell(
-        Cell(
-            endpoint=cell.endpoint,
-            cell_id="example",
-            token_file="",
-            ray_address="",
-            ray_pid=0,
-            ray_dir="",
-            target="target",
-            drafter="drafter",
-            http=cell.http,
-        )
-    )
+    write_cell(replace(CELL, endpoint=cell.endpoint, http=cell.http))
     return tmp_path
 
 
@@ -111,8 +101,7 @@ def test_an_answer_goes_on_behind_a_lost_coordinator(cell: FaultCell, home: Path
         assert process.stderr is not None
         # more of it waits in the pipe's buffer, where `communicate` would lose it
         begun = process.stdout.read(40)
-        cell.kill("coordinator/0")
-        cell.restart("coordinator/0")
+        cell.replace("coordinator/0")
         rest, complained = process.stdout.read(), process.stderr.read()
         assert process.wait(120) == 0, complained
     assert re.search(r"\[300 tokens, resumed \d+ times\]", rest)

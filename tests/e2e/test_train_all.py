@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def chain(folder: Path, target: Path, prompts: list[dict[str, Any]], more: str) -> dict[str, Any]:
-    """Trains on the prompts and returns what the command says."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
     files = ("--target", str(target), "--prompts", str(file), "--out", str(folder / "chain"))

@@ -25,7 +25,6 @@ PATIENCE_S = 600.0
 
 
 def _finish(words: list[str]) -> None:
-    """Runs the command as a user does."""
     dspark("train", *words, within_s=PATIENCE_S)
 
 

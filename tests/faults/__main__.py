@@ -41,8 +41,6 @@ _running: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program gave."""
-
     entry: Entry
     rows: list[str]
     status: int

@@ -77,8 +77,6 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
 
 
 def _tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    """Of one."""
-
     def one(held: dict[str, torch.Tensor]) -> None:
         name = first(held)
         held[name] = change(held[name])

@@ -201,13 +201,10 @@ class MemoryCall:
                 yield read(await self._up.next())
 
     def answer(self, data: bytes) -> None:
-        """One response on its way to the client."""
         self._down.send(data)
 
 
 class Context:
-    """What a handler may ask of its call."""
-
     def __init__(self, call: MemoryCall, serialize: Callable[[Any], bytes]) -> None:
         self._call, self._serialize = call, serialize
 

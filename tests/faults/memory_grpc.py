@@ -23,8 +23,6 @@ from faults.network import Network
 
 
 class MemoryChannel:
-    """To one address."""
-
     def __init__(self, network: Network, endpoint: str, *_: Any, **__: Any) -> None:
         self.network, self.endpoint = network, endpoint
         self._calls: list[MemoryCall] = []

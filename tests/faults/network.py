@@ -69,7 +69,6 @@ class Network:
     # Nodes.
 
     def begin(self, name: str) -> Node:
-        """A new process under this name."""
         node = self.nodes[name] = Node(name)
         return node
 

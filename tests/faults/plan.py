@@ -25,8 +25,6 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message at a boundary."""
-
     source: str  # process that sends it, e.g. "verify/0"
     method: str
     kind: str  # see `boundaries`; "" between a client and the cell
@@ -56,7 +54,6 @@ class Plan:
         self.hurt: Counter[tuple[str, Action]] = Counter()
 
     def meets(self, source: str, method: str, kind: str) -> Message:
-        """The next message."""
         self.seen[kind] += 1
         return Message(source, method, kind, self.seen[kind])
 
@@ -69,7 +66,6 @@ class Plan:
         return UNHURT
 
     def tampered(self, message: Message, data: bytes) -> bytes:
-        """What arrives."""
         for tamper in self.tampers:
             data = tamper(message, data)
         return data

@@ -13,20 +13,20 @@ of their own (`namespaces`).
 
 from __future__ import annotations
 
-import os
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import grpc
+import psutil
 
 from deploy.processes import Child, ProcessCell
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2
 from faults import namespaces
 from faults.pair import DRAFTER, TARGET
 from faults.tcp_proxy import TcpProxy
+from tests.waiting import came
 
 EXIT_S = 30.0
 
@@ -78,18 +78,12 @@ class FaultCell(ProcessCell):
         return self.children[name].process.poll() is None
 
     def resources(self, name: str) -> dict[str, int]:
-        """Resident bytes, open files and threads of a process, from /proc."""
-        folder = Path(f"/proc/{self.children[name].pid}")
-        pages = int((folder / "statm").read_text().split()[1])
-        return {
-            "rss": pages * os.sysconf("SC_PAGE_SIZE"),
-            "fds": len(list((folder / "fd").iterdir())),
-            "threads": len(list((folder / "task").iterdir())),
-        }
+        of = psutil.Process(self.children[name].pid)
+        return {"rss": of.memory_info().rss, "fds": of.num_fds(), "threads": of.num_threads()}
 
     def settled(self, within_s: float = 10.0) -> bool:
         """Whether every connected worker frees every sequence and page in time."""
-        return until(lambda: not self.held(), within_s)
+        return came(lambda: not self.held(), within_s)
 
     def held(self, *, everybody: bool = False) -> dict[str, str]:
         """What each connected worker holds, if anything; with `everybody` also why others do not
@@ -139,6 +133,14 @@ class FaultCell(ProcessCell):
             before = ()
         return super()._spawn(name, [*before, *command])
 
+    @property
+    def workers(self) -> list[str]:
+        return [name for name in self.children if not name.startswith("coordinator/")]
+
+    def replace(self, name: str) -> Child:
+        self.kill(name)
+        return self.restart(name)
+
     def restart(self, name: str) -> Child:
         """Starts a dead process again at its old endpoint, with another incarnation."""
         dead = self.children[name]
@@ -155,13 +157,3 @@ def _rounds_port(endpoint: str) -> int:
     with grpc.insecure_channel(endpoint) as channel:
         stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
         return int(stub.Describe(types_pb2.DescribeRequest(), timeout=EXIT_S).rounds_port)
-
-
-def until(condition: Callable[[], bool], within_s: float = 30.0, each_s: float = 0.02) -> bool:
-    """Looks every so often; False when it does not come true in time."""
-    ends = time.monotonic() + within_s
-    while time.monotonic() < ends:
-        if condition():
-            return True
-        time.sleep(each_s)
-    return condition()

@@ -4,16 +4,16 @@ kind of listener.
 with SecuredCell() as cell:
     cell.stranger           # certificates of another authority
     cell.client()           # an operator
-    cell.listeners()        # every socket its processes listen on, from /proc
+    cell.listeners()        # every socket its processes listen on
 """
 
 from __future__ import annotations
 
-import socket
-import struct
+import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from dspark.client import Client
 from faults.processes import FaultCell
@@ -21,13 +21,10 @@ from tests.certificates import Authority
 from tests.keys import key_files, token_files
 
 TENANTS = ("acme", "globex")
-_LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A TCP socket that takes connections."""
-
     process: str
     address: str
     port: int
@@ -66,28 +63,10 @@ class SecuredCell(FaultCell):
 
 
 def listeners(name: str, pid: int) -> list[Listener]:
-    """Of one process."""
-    mine = set()
-    for file in Path(f"/proc/{pid}/fd").glob("*"):
-        try:
-            target = str(file.readlink())
-        except OSError:  # closed meanwhile
-            continue
-        if target.startswith("socket:["):
-            mine.add(target[len("socket:[") : -1])
-    found = list[Listener]()
-    if not mine:  # or it has ended
-        return found
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == _LISTEN and words[9] in mine:
-                host, _, port = words[1].partition(":")
-                found.append(Listener(name, _address(host, family), int(port, 16)))
-    return found
-
-
-def _address(text: str, family: socket.AddressFamily) -> str:
-    """The kernel writes addresses as words of the machine's own byte order."""
-    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
-    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
+    """Of one process; none where it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        sockets = psutil.Process(pid).net_connections("tcp")
+        return [
+            Listener(name, *each.laddr) for each in sockets if each.status == psutil.CONN_LISTEN
+        ]
+    return []

@@ -172,7 +172,6 @@ class SimulatedCell:
         self.network.kill(name)
 
     async def restart(self, name: str) -> Any:
-        """Another process, with another incarnation, at the old endpoint."""
         if self.network.nodes[name].alive:
             self.kill(name)
         return await self.begin(name)
@@ -213,7 +212,6 @@ class SimulatedCell:
         await until(condition, within_s, each_s)
 
     def held(self, name: str) -> int:
-        """Sequences that a worker holds."""
         return int(self.processes[name].engine.held.sequences)
 
     def holder(self, role: str = "verify") -> str:

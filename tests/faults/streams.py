@@ -11,7 +11,8 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,6 @@ from benchmarks.row import note
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
 from faults import oracle, pair
-from faults.processes import FaultCell
 from tests.waiting import until, wait_until
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
@@ -131,9 +131,9 @@ def judged(streams: Sequence[Stream], target: Path = pair.TARGET) -> dict[str, A
 
 
 @asynccontextmanager
-async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[list[Stream]]:
-    """These requests again and again beside the body, once at least; all have ended behind it.
-    Gives all that were asked."""
+async def asking(cell: Any, streams: Sequence[Stream]) -> AsyncIterator[list[Stream]]:
+    """These requests again and again beside the body, once at least, by whoever has this endpoint;
+    all have ended behind it. Gives all that were asked."""
     asked: list[Stream] = []
     over = asyncio.Event()
 
@@ -153,27 +153,33 @@ async def asking(cell: ProcessCell, streams: Sequence[Stream]) -> AsyncIterator[
             work.cancel()
 
 
-async def killed(
-    cell: FaultCell, streams: Sequence[Stream], seed: int, kills: int, victims: Sequence[str]
-) -> tuple[list[Stream], list[float]]:
-    """Kills one of these processes after the other beside such streams and starts it again, until
-    all of them have gone on; what was asked, and in seconds the silence of each that lived through
-    a kill."""
-    draw, at = random.Random(seed), list[float]()
+async def hurt(
+    cell: ProcessCell,
+    streams: Sequence[Stream],
+    act: Callable[[str], object],
+    victims: Sequence[str],
+    times: int,
+    pause_s: tuple[float, float] = (0.1, 1.5),
+) -> tuple[list[Stream], dict[str, list[float]]]:
+    """So many times this is done to one of these processes, by turns, beside such streams: each at
+    a moment drawn from a seed, once the cell is whole and all streams have gone on. What was asked,
+    and by role in seconds the silence of each that lived through it."""
+    draw, done = random.Random(1), list[tuple[str, float]]()
     async with asking(cell, streams) as asked:
-        for number in range(kills):
-            await asyncio.sleep(draw.uniform(0.1, 1.5))
-            victim = draw.choice(victims)
-            at.append(time.monotonic())
-            await asyncio.to_thread(cell.kill, victim)
-            await asyncio.to_thread(cell.restart, victim)
+        for victim, _ in zip(itertools.cycle(victims), range(times), strict=False):
+            await asyncio.sleep(draw.uniform(*pause_s))
+            done.append((victim.partition("/")[0], at := time.monotonic()))
+            await asyncio.to_thread(act, victim)
             await whole(cell)
             begun = [one for one in asked if one.times]
             await until(
-                lambda begun=begun: all(one.over or one.times[-1] > at[-1] for one in begun)
+                lambda begun=begun, at=at: all(one.over or one.times[-1] > at for one in begun)
             )
-            note(f"{number + 1} kills, {len(asked)} streams")
-    return asked, [one.silence(when) for when in at for one in asked if one.lives(when)]
+            note(f"{len(done)} of {times}: {victim}, {len(asked)} streams")
+    silences: dict[str, list[float]] = defaultdict(list)
+    for role, at in done:
+        silences[role] += [one.silence(at) for one in asked if one.lives(at)]
+    return asked, silences
 
 
 async def whole(cell: ProcessCell) -> None:

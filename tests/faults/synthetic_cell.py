@@ -63,8 +63,6 @@ def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:
 
 @dataclass
 class Told:
-    """What one request brought."""
-
     began: float
     code: grpc.StatusCode = grpc.StatusCode.OK
     details: str = ""
@@ -78,7 +76,6 @@ class Told:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between chunks."""
         return [later - earlier for earlier, later in itertools.pairwise(self.times)]
 
     @property

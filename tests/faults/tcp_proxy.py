@@ -19,8 +19,6 @@ BESIDE = "127.0.0.2"  # loopback, and not where processes listen
 
 
 class Way(enum.Enum):
-    """Direction of travel."""
-
     IN = "in"  # to the process
     OUT = "out"  # from it
 

@@ -18,7 +18,7 @@ from deploy.fleet import Pending, StartedProcess
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
 from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from faults.streams import Stream, asking
 
 STREAMS = 16
 STEPS = [(1, 3), (1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (1, 1)]  # verifiers, drafters
@@ -26,8 +26,6 @@ LAW = {"temperature": 1.0, "rule": "coupled", "policy": "fixed:3"}
 
 
 class CellFleet:
-    """Processes of a simulated cell."""
-
     def __init__(self, cell: SimulatedCell) -> None:
         self._cell = cell
 
@@ -85,51 +83,40 @@ async def settled(cell: SimulatedCell, controller: Controller) -> None:
     await cell.connected(sum(controller.sizes()))
 
 
-def _prompt(stream: int) -> list[int]:
-    return [5 + stream, 9, 17, 33]
+def streams_of(count: int, **options: Any) -> list[Stream]:
+    return [Stream([5 + n, 9, 17, 33], {"seed": n, **options}) for n in range(count)]
 
 
-async def calm(cell: SimulatedCell) -> dict[int, list[int]]:
-    asked = [cell.ask(_prompt(n), max_tokens=16, seed=n, **LAW) for n in range(STREAMS)]
-    answers = await asyncio.gather(*asked)
-    assert all(answer.error is None for answer in answers)
-    return {n: answer.ids for n, answer in enumerate(answers)}
+SHORT = streams_of(STREAMS, max_tokens=16, **LAW)
+
+
+async def calm(cell: SimulatedCell) -> list[Stream]:
+    async with asking(cell, SHORT) as asked:
+        pass
+    assert all(answer.error is None for answer in asked)
+    return asked
 
 
 def test_answers_are_the_same_while_both_pools_grow_shrink_and_vanish() -> None:
-    async def story(cell: SimulatedCell) -> tuple[dict[int, list[Stream]], dict[str, float]]:
-        over = asyncio.Event()
-        answers: dict[int, list[Stream]] = {n: [] for n in range(STREAMS)}
-
-        async def stream(n: int) -> None:
-            while not over.is_set():
-                answers[n].append(await cell.ask(_prompt(n), max_tokens=16, seed=n, **LAW))
-
+    async def story(cell: SimulatedCell) -> list[Stream]:
         async with supervised(cell) as controller:
-            streams = [asyncio.create_task(stream(n)) for n in range(STREAMS)]
-            for sizes in STEPS:
-                await cell.after(0.03)
-                controller.resize(*sizes)
-                await settled(cell, controller)
-                assert cell.metric("pool_replicas", pool="verify", state="serving") == sizes[0]
-            over.set()
-            await asyncio.gather(*streams)
+            async with asking(cell, SHORT) as asked:
+                for sizes in STEPS:
+                    await cell.after(0.03)
+                    controller.resize(*sizes)
+                    await settled(cell, controller)
+                    assert cell.metric("pool_replicas", pool="verify", state="serving") == sizes[0]
             await cell.until(lambda: cell.left_over() == {})
-            return answers, {
-                "losses": cell.metric("worker_losses_total"),
-                "drafts": cell.metric("spec_decode_num_drafts_total"),
-            }
+        assert cell.metric("worker_losses_total") == 0, "whoever left was let go, not lost"
+        assert cell.metric("spec_decode_num_drafts_total") > 0
+        return asked
 
     # Passes that take long beside the controller's looks, so that few rounds are computed for real.
     slow = {"judge_cohort": 0.4, "timed_draft": 0.1, "prefill_next": 0.1}
-    answers, seen = simulate(story, verifiers=1, drafters=1, seconds=slow)
     wanted = simulate(calm)
-    for n, its in answers.items():
-        assert its, f"stream {n} was never answered"
-        assert [answer.error for answer in its] == [None] * len(its)
-        assert all(answer.ids == wanted[n] for answer in its), f"stream {n}"
-    assert seen["losses"] == 0, "whoever left was let go, not lost"
-    assert seen["drafts"] > 0
+    for n, answer in enumerate(simulate(story, seconds=slow)):
+        assert answer.error is None
+        assert answer.ids == wanted[n % STREAMS].ids, f"stream {n % STREAMS}"
 
 
 def _draft_pass(sequences: int) -> float:
@@ -156,7 +143,7 @@ def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [8, 16])
 def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -> None:
-    verify_s = 0.03
+    verify_s, long = 0.03, streams_of(streams, max_tokens=200, policy="fixed:3", temperature=0.0)
     patience = {
         "up_after_s": 4,
         "down_after_s": 20,
@@ -169,13 +156,7 @@ def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -
     config = AutoscaleConfig(enabled=True, max_drafters=6, draft_wait_ms=1000, **patience)
 
     async def story(cell: SimulatedCell) -> list[tuple[float, int]]:
-        over = asyncio.Event()
         sizes: list[tuple[float, int]] = []
-
-        async def stream(n: int) -> None:
-            while not over.is_set():
-                answer = await cell.ask(_prompt(n), max_tokens=200, policy="fixed:3")
-                assert answer.error is None
 
         async def watch(controller: Controller) -> None:
             while True:
@@ -186,10 +167,9 @@ def test_the_autoscaler_reaches_what_the_costs_ask_for_and_stays(streams: int) -
 
         async with supervised(cell, config) as controller:
             watching = asyncio.create_task(watch(controller))
-            working = [asyncio.create_task(stream(n)) for n in range(streams)]
-            await cell.after(90.0)
-            over.set()
-            await asyncio.gather(*working)
+            async with asking(cell, long) as asked:
+                await cell.after(90.0)
+            assert all(answer.error is None for answer in asked)
             await cell.after(80.0)  # nobody is there any more
             watching.cancel()
         return sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import json
@@ -12,13 +13,14 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.oracle import plain_greedy
 from faults.secured_cell import listeners
+from faults.streams import Stream, asking
 
 from deploy.process_tags import marked
 from dspark.client import Chunk, Client, ProcessStatus, find_cell
@@ -55,16 +57,20 @@ def _processes() -> dict[str, ProcessStatus]:
         return {process.name: process for process in client.status().processes}
 
 
-def _await_replacement(name: str, before: int, within_s: float) -> ProcessStatus:
-    deadline = time.monotonic() + within_s
-    while True:
-        now = None
+def _kill(name: str) -> tuple[ProcessStatus, ProcessStatus]:
+    """What a process was, and what serves in its place."""
+    before = _processes()[name]
+    assert before.pid in marked(find_cell().cell_id), "only processes of this cluster are hurt"
+    os.kill(before.pid, signal.SIGKILL)
+
+    def replaced() -> bool:
         with contextlib.suppress(DsparkError):
-            now = _processes().get(name)
-        if now and now.incarnation != before and now.state == "serving":
-            return now
-        assert time.monotonic() < deadline, f"{name} was not replaced: {now}"
-        time.sleep(0.2)
+            now = _processes().get(name, before)
+            return now.incarnation != before.incarnation and now.state == "serving"
+        return False
+
+    wait_until(replaced, 120)
+    return before, _processes()[name]
 
 
 def test_a_cluster_answers_as_the_target_alone(
@@ -114,29 +120,10 @@ def test_a_second_up_is_refused_and_the_first_unharmed(
     assert cluster.complete(PROMPT, max_tokens=2, ignore_eos=True).end.finish_reason == "length"
 
 
-def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> None:
-    calm = cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids
-    before = _processes()["draft/0"]
-    answers: list[tuple[int, ...]] = []
-    replaced = threading.Event()
-
-    def ask() -> None:
-        while not (replaced.is_set() and answers):
-            answers.append(
-                cluster.complete(PROMPT, max_tokens=200, temperature=0.0, ignore_eos=True).token_ids
-            )
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.3)
-    os.kill(_pid_listening_at(before), signal.SIGKILL)
-    try:
-        after = _await_replacement("draft/0", before.incarnation, within_s=120)
-    finally:
-        replaced.set()
-        asking.join(timeout=120)
-    assert not asking.is_alive()
-    assert all(answer == calm for answer in answers), "no stream ended early or changed"
+async def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> None:
+    async with undisturbed(cluster, {"max_tokens": 200, "temperature": 0.0}):
+        await asyncio.sleep(0.3)
+        before, after = await asyncio.to_thread(_kill, "draft/0")
     assert after.pid != before.pid
     answer = cluster.complete(
         PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True, policy="fixed:3"
@@ -145,9 +132,7 @@ def test_a_killed_drafter_is_replaced_while_streams_go_on(cluster: Client) -> No
 
 
 def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -> None:
-    before = _processes()["coordinator/0"]
-    os.kill(_pid_listening_at(before), signal.SIGKILL)
-    after = _await_replacement("coordinator/0", before.incarnation, within_s=120)
+    before, after = _kill("coordinator/0")
     assert after.endpoint == before.endpoint
     wait_until(lambda: "draft/0" in _processes())
     assert (
@@ -158,38 +143,28 @@ def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -
     )
 
 
-def _pid_listening_at(process: ProcessStatus) -> int:
-    pid = process.pid
-    assert pid in marked(find_cell().cell_id), "only processes of this cluster are hurt"
-    return pid
+@contextlib.asynccontextmanager
+async def undisturbed(cluster: Client, *asked: dict[str, Any]) -> AsyncIterator[None]:
+    """Answers go on beside the body, each as it is without it."""
+    streams = [Stream(PROMPT, options) for options in asked]
+    async with asking(cluster, streams) as calm:
+        pass
+    async with asking(cluster, streams) as answers:
+        yield
+    for number, answer in enumerate((*calm, *answers)):
+        assert (answer.error, answer.ids) == (None, calm[number % len(asked)].ids)
 
 
-def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) -> None:
-    asked = [
-        {"max_tokens": 64, "rule": "coupled", "seed": seed, "ignore_eos": True} for seed in range(4)
-    ]
-    calm = [cluster.complete(PROMPT, **each).token_ids for each in asked]  # type: ignore[arg-type]
-    over, answers = threading.Event(), [list[list[int]]() for _ in asked]
+async def test_each_pool_is_scaled_by_itself_and_no_stream_notices(cluster: Client) -> None:
+    def scaled(size: int) -> set[str]:
+        assert dspark("scale", f"draft={size}") == f"1 verifiers, {size} drafters\n"
+        return set(_processes())
 
-    def stream(number: int) -> None:
-        while not over.is_set():
-            answers[number].append(list(cluster.complete(PROMPT, **asked[number]).token_ids))  # type: ignore[arg-type]
-
-    with ThreadPoolExecutor(len(asked)) as pool:
-        running = [pool.submit(stream, number) for number in range(len(asked))]
-        try:
-            assert dspark("scale", "draft=2") == "1 verifiers, 2 drafters\n"
-            assert {"draft/0", "draft/1", "verify/0"} < set(_processes())
-            assert dspark("scale", "draft=0") == "1 verifiers, 0 drafters\n"
-            assert dspark("scale", "draft=1") == "1 verifiers, 1 drafters\n"
-            assert "draft/1" not in _processes()
-        finally:
-            over.set()
-        for each in running:
-            each.result(timeout=120)  # an answer that failed is raised here
-    for given, wanted in zip(answers, calm, strict=True):
-        assert given
-        assert all(ids == list(wanted) for ids in given)
+    laws = ({"max_tokens": 64, "rule": "coupled", "seed": seed} for seed in range(4))
+    async with undisturbed(cluster, *laws):
+        assert {"draft/0", "draft/1", "verify/0"} < await asyncio.to_thread(scaled, 2)
+        await asyncio.to_thread(scaled, 0)
+        assert "draft/1" not in await asyncio.to_thread(scaled, 1)
 
 
 def test_ray_sees_what_the_cell_reserves(cluster: Client) -> None:

@@ -120,8 +120,6 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
             ours = one.processes()
             assert ours.keys() == {"coordinator/0", "verify/0", "draft/0"}
             assert other.processes().keys() == {"coordinator/0", "verify/0"}
-            (used, there) = re.findall(r"([\d.]+)/([\d.]+) CPU", one.run("ray", "--", "status"))[0]
-            assert 0 < float(used) <= float(there)
             one.run("down", "--now")
             wait_until(lambda: not any(is_alive(each["pid"]) for each in ours.values()))
             assert (

@@ -18,7 +18,6 @@ from tests.waiting import until
 
 
 async def health(process: Any, service: str) -> str:
-    """What it says of one."""
     with sync_channel(process.endpoint) as channel:
         return await asyncio.to_thread(health_of, channel, service)
 

@@ -55,7 +55,6 @@ class HttpCell:
 
     @property
     def thread(self) -> int | None:
-        """Of the cell's loop."""
         return self._loop._thread.ident
 
     @property
@@ -91,7 +90,6 @@ class HttpCell:
         return self._cell.running + self._cell.held
 
     def freed(self) -> None:
-        """Waits until neither the coordinator nor a pool holds anything."""
         self.run(self._cell.freed())
 
     @property

@@ -18,7 +18,6 @@ VERIFIER = 4
 
 
 def chunk(process: Any, sequence: int, count: int, *, epoch: int = 1) -> features_pb2.FeatureChunk:
-    """The first rows of a sequence."""
     rows = torch.randn(400, 64, generator=torch.Generator().manual_seed(sequence))[:count]
     return features_pb2.FeatureChunk(
         sink_incarnation=process.incarnation,
@@ -37,7 +36,6 @@ async def pushed(call: Any, rows: features_pb2.FeatureChunk) -> features_pb2.Fea
 
 
 def dropped(process: Any, reason: RefusalReason) -> float:
-    """Rows dropped so far."""
     value: float = process.metrics.value(
         "dropped_total", kind="feature_rows", reason=reason.name.lower()
     )

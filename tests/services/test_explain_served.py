@@ -16,6 +16,7 @@ from dspark.cli.main import main
 from dspark.cli.status import line, shape
 from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
 from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import control_pb2
 from tests.services.http_cell import HttpCell, synthetic_pair
 from tests.waiting import wait_until
 
@@ -117,14 +118,9 @@ def test_an_answer_that_ended_is_still_known(
     assert "nor any of the last that ended" in capsys.readouterr().err
 
 
-def test_only_so_many_ended_answers_are_kept(
-    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_ended_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.watching.endings.KEPT", 3)
-    endings, small = cell.coordinator.cell.admission.endings, Endings(Metrics())
-    with Client(cell.coordinator.endpoint) as client:
-        for name in ("a", "b"):
-            client.complete(PROMPT, max_tokens=2, request_id=name, n=2, **GREEDY)
-    small._ring.extend(list(endings._ring)[-4:])
-    assert [each.request_id for each in small.last(9)] == ["b", "b", "a"]
-    assert len(small.of("b")) == 2
+    endings = Endings(Metrics())
+    endings._ring.extend((0.0, control_pb2.EndedAnswer(request_id=name)) for name in "aabb")
+    assert [each.request_id for each in endings.last(9)] == ["b", "b", "a"]
+    assert len(endings.of("b")) == 2

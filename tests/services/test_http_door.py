@@ -269,24 +269,18 @@ def test_a_head_is_what_get_says_without_its_body(cell: HttpCell, path: str) -> 
 
 
 def test_a_checkout_that_nobody_installed_serves(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
+    cell: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = metadata.version
-
     def version(name: str) -> str:
-        if name == "dspark-serving":
-            raise metadata.PackageNotFoundError(name)
-        return installed(name)
+        raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    with HttpCell(pair) as cell:
-        answer = post(cell, completion())
-        assert answer.status_code == 200, answer.text
-        assert re.fullmatch("fp_[0-9a-f]{12}", answer.json()["system_fingerprint"])
-        assert httpx.get(f"{cell.url}/version").json() == {"version": "0+unknown"}
-        with Client(cell.coordinator.endpoint) as client:
-            assert client.status().version == "0+unknown"
-        cell.freed()
+    answer = post(cell, completion())
+    assert answer.status_code == 200, answer.text
+    assert re.fullmatch("fp_[0-9a-f]{12}", answer.json()["system_fingerprint"])
+    assert httpx.get(f"{cell.url}/version").json() == {"version": "0+unknown"}
+    with Client(cell.coordinator.endpoint) as client:
+        assert client.status().version == "0+unknown"
 
 
 def test_pages_of_named_origins_may_ask() -> None:
@@ -401,8 +395,6 @@ def test_a_full_queue_says_when_to_come_back(pair: Path) -> None:
         assert refusal(refused) == (429, "rate_limit_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
         assert int(refused.headers["retry-after-ms"]) >= 1
-        with pytest.raises(openai.RateLimitError):
-            client.completions.create(**completion())
         stream.close()
         cell.freed()
         assert cell.cancelled == 1

@@ -45,13 +45,11 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
-    """A chat of one turn, `PROMPT`."""
     turn = {"role": "user", "content": PROMPT}
     return client.chat.completions.create(**{"model": MODEL, "messages": [turn], **fields})
 
 
 def text_of(events: Any) -> str:
-    """What a streamed completion of one answer says."""
     return "".join(event.choices[0].text for event in events)
 
 

@@ -3,17 +3,14 @@ a drafter."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from faults.streams import Stream, asking
 from safetensors.torch import load_file, save_file
 
-from coordinator.workers.membership import Membership
-from dspark.client import AsyncClient
 from tests.services.cell import Cell
 from tests.waiting import until
 
@@ -38,23 +35,12 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
     await cell.drafter()
     coordinator = await cell.coordinator((), (), max_handovers=0, policy="fixed:3")
     membership = coordinator.cell.membership
-    over = asyncio.Event()
-    answers: list[tuple[int, tuple[int, ...]]] = []
-
-    async def keep_asking(client: AsyncClient, number: int) -> None:
-        while not over.is_set():
-            answer = await client.complete(
-                PROMPTS[number], max_tokens=TOKENS, temperature=0.0, ignore_eos=True, timeout=60.0
-            )
-            answers.append((number, answer.token_ids))
-
+    client = cell.client(coordinator)
     membership.announce(cell.addresses())
     await membership.settled()
-    async with AsyncClient(coordinator.endpoint) as client:
-        asking = [
-            asyncio.create_task(keep_asking(client, number)) for number in range(len(PROMPTS))
-        ]
-        await settled(asking, answers, 4)
+    streams = [Stream(ids, {"max_tokens": TOKENS, "temperature": 0.0}) for ids in PROMPTS]
+    async with asking(coordinator, streams) as asked:
+        await more(asked)
         await cell.drafter(newer_drafter)
         membership.announce(cell.addresses())
         await membership.settled()
@@ -66,38 +52,25 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
             await leaves.stop(1.0)
             await cell.verifier(drafter=str(newer_drafter), bind=leaves.endpoint)
             cell.verifiers[place] = cell.verifiers.pop()
-            await until_fed(membership, 2)
-            await settled(asking, answers, 4)
+            await until(lambda: [bool(lane.drafters) for lane in membership.lanes] == [True] * 2)
+            await more(asked)
         await cell.drafters[0].stop(1.0)
         membership.announce([each for each in cell.addresses() if each.name != "draft/0"])
         drafts = coordinator.metrics.value("spec_decode_num_drafts_total")
-        await settled(asking, answers, 4)
-        over.set()
-        await asyncio.gather(*asking)
+        await more(asked)
     assert coordinator.metrics.value("spec_decode_num_drafts_total") > drafts, (
         "the newer one drafts"
     )
-    assert all(
-        len({tokens for number, tokens in answers if number == each}) == 1
-        for each in range(len(PROMPTS))
-    )
+    assert not [each.error for each in asked if each.error]
+    told = {(tuple(each.prompt), tuple(each.ids)) for each in asked}
+    assert len(told) == len(PROMPTS)
     assert {lane.drafters[0].facts.name for lane in membership.lanes} == {"draft/1"}
     assert coordinator.metrics.value("worker_losses_total", pool="verify") == 0, (
         "they said that they would leave"
     )
 
 
-async def settled(asking: list[asyncio.Task[None]], answers: list[Any], more: int) -> None:
-    """Until so many more answers are complete; a failed one ends the test."""
-    wanted = len(answers) + more
-    while len(answers) < wanted:
-        done, _ = await asyncio.wait(asking, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-
-
-async def until_fed(membership: Membership, lanes: int) -> None:
-    """Until so many lanes are there, each with a drafter."""
-    await until(
-        lambda: len(membership.lanes) == lanes and all(lane.drafters for lane in membership.lanes)
-    )
+async def more(asked: list[Stream]) -> None:
+    """Until a few more of these have ended."""
+    wanted = sum(each.over for each in asked) + len(PROMPTS)
+    await until(lambda: sum(each.over for each in asked) >= wanted)

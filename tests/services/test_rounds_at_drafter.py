@@ -341,7 +341,6 @@ def _order(*, of_features: bool = False, **changes: Any) -> draft_pb2.RoundsComm
 
 
 def change(message: Any, changes: Mapping[str, Any]) -> None:
-    """Other values of its fields."""
     for name, value in changes.items():
         message.ClearField(name)
         message.MergeFrom(type(message)(**{name: value}))

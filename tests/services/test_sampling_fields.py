@@ -27,8 +27,6 @@ VOCAB = 128
 
 @dataclass
 class Running:
-    """A running cell, and its target beside it."""
-
     client: AsyncClient
     target: Target
 

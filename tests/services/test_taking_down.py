@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -20,6 +21,7 @@ from dspark.cli import lifecycle
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import Unavailable
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
+from tests.noted_cell import CELL
 from tests.services.http_cell import HttpCell
 
 
@@ -51,7 +53,7 @@ def coordinator(
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            yield Cell(f"127.0.0.1:{port}", "c", "", "", 0, "", "", "")
+            yield replace(CELL, endpoint=f"127.0.0.1:{port}")
         finally:
             servicer.over.set()
             server.stop(None).wait()
@@ -91,16 +93,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
 
 
 def _cell(endpoint: str, ray_pid: int) -> Cell:
-    cell = Cell(
-        endpoint,
-        "never-marked",
-        "/nowhere",
-        "127.0.0.1:1",
-        ray_pid,
-        "/nowhere",
-        "a target",
-        "a drafter",
-    )
+    cell = replace(CELL, endpoint=endpoint, ray_pid=ray_pid, ray_dir="/nowhere")
     write_cell(cell)
     return cell
 

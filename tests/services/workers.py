@@ -53,5 +53,4 @@ def frontend(name: str = "frontend/0", **settings: Any) -> Serving:
 
 
 def simulated(pair: Any) -> dict[str, Any]:
-    """Settings of a worker of a synthetic pair."""
     return {"engine": "synthetic", "synthetic": str(pair), "measure_cost": True}

@@ -85,7 +85,6 @@ class Visit:
         self.until(f"/same tokens|differ|too short/.test({words})")
 
     def done(self) -> None:
-        """Waits until nothing goes on."""
         self.until("!document.querySelector('#go').hasAttribute('data-running')")
 
     def open(self, *details: str) -> Visit:
@@ -101,11 +100,9 @@ class Visit:
 
     @property
     def answer(self) -> Locator:
-        """The newest one."""
         return self.page.locator("#log .answer").last
 
     def said(self) -> str:
-        """Text of the newest answer."""
         return self.answer.locator(".said").text_content() or ""
 
     def text(self, selector: str) -> str:
@@ -118,7 +115,6 @@ class Visit:
         }
 
     def probe(self, call: str) -> Any:
-        """Asks `probes.js`."""
         return self.page.evaluate(f"probe.{call}")
 
     def slide(self, slider: str, value: int) -> None:

@@ -20,7 +20,6 @@ SHOWS_IN = {  # a setting in which the build shows
 
 
 def sampled_p(build: Bug, draws: int) -> float:
-    """The smallest corrected p-value of the build's setting."""
     words = ("--json", f"--draws={draws}", f"--only={SHOWS_IN[build.name]}")
     run = subprocess.run(
         [sys.executable, "-m", "tests.wire_law", *words],

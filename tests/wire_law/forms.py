@@ -12,7 +12,6 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +112,11 @@ def judge(law: dict[Spelling, float], counts: Counter[Spelling]) -> float:
     return p_value(np.array([*law.values()]), np.array([counts[each] for each in law]))
 
 
-def measure(
-    endpoint: str, target: Path, draws: int, *, seed: int, rules: Sequence[str] = RULES
-) -> list[dict[str, Any]]:
+def measure(endpoint: str, target: Path, draws: int, *, seed: int) -> list[dict[str, Any]]:
     """A row for each rule and policy, of `draws` answers a rule."""
     law = law_of(target)
     rows = []
-    for number, (rule, policy) in enumerate(itertools.product(rules, POLICIES)):
+    for number, (rule, policy) in enumerate(itertools.product(RULES, POLICIES)):
         asked = {"rule": rule, "policy": policy, **ASKED}
         each, first = draws // len(POLICIES), seed + number * draws
         made = sample(endpoint, [PROMPT], each, first_seed=first, **asked)
@@ -149,11 +146,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, default=SEED, help="first request seed, and key of the checkpoints"
     )
-    parser.add_argument("--only", default="", metavar="RULE", help="one rule")
     args = parser.parse_args(argv)
-    rules = [rule for rule in RULES if args.only in rule]
     with served(write_pair, VOCABULARY, args.seed) as (endpoint, target):
-        rows = measure(endpoint, target, args.draws, seed=args.seed, rules=rules)
+        rows = measure(endpoint, target, args.draws, seed=args.seed)
     for row in rows:
         print(json.dumps(row))
     least, unfit = min(row["p_corrected"] for row in rows), sum(row["unfit"] for row in rows)

@@ -26,8 +26,6 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One law that is tested, by one rule and policy."""
-
     rule: str
     policy: str
     kind: str  # a key of PARAMETERS
@@ -38,7 +36,6 @@ class Setting:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Of each request."""
         fixed = {"max_tokens": LENGTH, "ignore_eos": True}
         return {"rule": self.rule, "policy": self.policy, **fixed, **PARAMETERS[self.kind]}
 

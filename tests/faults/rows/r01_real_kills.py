@@ -11,7 +11,7 @@ import asyncio
 
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, judged, killed, wave
+from faults.streams import PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 160
 KILLS, LONG_KILLS = 6, 200
@@ -21,9 +21,10 @@ STALL_S = 1.5
 def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
     with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
-        workers = [name for name in cell.children if not name.startswith("coordinator/")]
-        streams, stalls = asyncio.run(killed(cell, wave(STREAMS, TOKENS), 1, kills, workers))
+        work = hurt(cell, wave(STREAMS, TOKENS), cell.replace, cell.workers, kills)
+        streams, silences = asyncio.run(work)
         settled = cell.settled(30.0)
+    stalls = [*silences["verify"], *silences["draft"]]
     value = {"kills": kills, **judged(streams), "hit": len(stalls), "all_freed": settled}
     value |= {f"stall_p{p}_s": round(quantile(stalls, p / 100), 3) for p in (50, 99)}
     bars = {

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import subprocess
 import sys
 import time
 
-from benchmarks.row import note
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, Stream, asking, judged, wave, whole
+from faults.streams import PATIENT, Stream, asking, hurt, judged, wave
 from faults.synthetic_cell import counter
 
 STREAMS, TOKENS = 6, 300
@@ -30,13 +28,19 @@ BUSY_S, LONG_BUSY_S = 6.0, 3600.0
 
 def rows(args: Args) -> Rows:
     stops, busy_s = (LONG_STOPS, LONG_BUSY_S) if args.long else (STOPS, BUSY_S)
-    silences: dict[str, list[float]] = {"verify": [], "draft": []}
     with FaultCell(verifiers=2, drafters=2, coordinator=PATIENT) as cell:
-        streams = asyncio.run(_stop(cell, stops, silences))
+
+        def stop(name: str) -> None:
+            cell.freeze(name)
+            time.sleep(STOPPED_S)
+            cell.thaw(name)
+
+        work = hurt(cell, wave(STREAMS, TOKENS), stop, cell.workers, stops)
+        streams, silences = asyncio.run(work)
         before = counter(cell, "dspark_worker_losses_total")
         streams += asyncio.run(_busy(cell, busy_s))
         false = counter(cell, "dspark_worker_losses_total") - before
-    verifier_s, drafter_s = (quantile(each, 0.99) for each in silences.values())
+    verifier_s, drafter_s = (quantile(silences[role], 0.99) for role in ("verify", "draft"))
     value = {
         "stops": stops,
         **judged(streams),
@@ -51,22 +55,6 @@ def rows(args: Args) -> Rows:
         "0 let go under full load": not false,
     }
     yield statement("5", "hung peers are let go, busy ones are not", value, bars)
-
-
-async def _stop(cell: FaultCell, stops: int, silences: dict[str, list[float]]) -> list[Stream]:
-    draw = random.Random(5)
-    async with asking(cell, wave(STREAMS, TOKENS)) as streams:
-        for number in range(stops):
-            role = ("verify", "draft")[number % 2]
-            await asyncio.sleep(draw.uniform(0.5, 1.5))
-            name, at = f"{role}/{draw.randrange(2)}", time.monotonic()
-            cell.freeze(name)
-            await asyncio.sleep(STOPPED_S)
-            cell.thaw(name)
-            await whole(cell)
-            silences[role] += [one.silence(at) for one in streams if one.lives(at)]
-            note(f"{number + 1} stops")
-    return streams
 
 
 async def _busy(cell: FaultCell, seconds: float) -> list[Stream]:

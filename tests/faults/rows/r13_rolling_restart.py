@@ -8,19 +8,17 @@ connected again.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 
 import grpc
 
-from benchmarks.row import note
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole
 from dspark.runtime.channel import health_of, sync_channel
-from faults import processes
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, asking, judged, wave, whole
+from faults.streams import hurt, judged, wave
+from tests.waiting import wait_until
 
 STREAMS, TOKENS = 8, 160
 HEALTH_S = 0.2
@@ -29,11 +27,18 @@ RESTARTS, LONG_RESTARTS = 4, 20
 
 def rows(args: Args) -> Rows:
     restarts = LONG_RESTARTS if args.long else RESTARTS
-    grace = {"grace_s": 4.0}
+    grace, flips, codes = {"grace_s": 4.0}, list[float](), list[int]()
     with FaultCell(
         verifiers=2, drafters=2, coordinator={"max_handovers": 0}, verify=grace, draft=grace
     ) as cell:
-        streams, flips, codes = asyncio.run(_roll(cell, restarts))
+
+        def restart(name: str) -> None:
+            flips.append(_flip(cell, name))
+            codes.append(cell.await_exit(name))
+            cell.restart(name)
+
+        work = hurt(cell, wave(STREAMS, TOKENS), restart, cell.workers, restarts)
+        streams, _ = asyncio.run(work)
     value = {"restarts": restarts, **judged(streams), "killed": sum(code != 0 for code in codes)}
     value["longest_pause_s"] = round(max(one.longest_gap_s for one in streams), 2)
     value["not_serving_after_s"] = round(max(flips), 3)
@@ -43,20 +48,6 @@ def rows(args: Args) -> Rows:
         f"NOT_SERVING within {HEALTH_S:g} s of SIGTERM": max(flips) <= HEALTH_S,
     }
     yield statement("13", "a rolling restart fails nobody", value, bars)
-
-
-async def _roll(cell: FaultCell, restarts: int) -> tuple[list[Stream], list[float], list[int]]:
-    flips, codes = list[float](), list[int]()
-    names = [name for name in cell.children if not name.startswith("coordinator/")]
-    async with asking(cell, wave(STREAMS, TOKENS)) as streams:
-        for number, name in zip(range(restarts), itertools.cycle(names), strict=False):
-            await asyncio.sleep(0.5)
-            flips.append(await asyncio.to_thread(_flip, cell, name))
-            codes.append(await asyncio.to_thread(cell.await_exit, name))
-            await asyncio.to_thread(cell.restart, name)
-            await whole(cell)
-            note(f"{number + 1} restarts, {len(streams)} streams")
-    return streams, flips, codes
 
 
 def _flip(cell: FaultCell, name: str) -> float:
@@ -73,5 +64,5 @@ def _flip(cell: FaultCell, name: str) -> float:
         serves()  # the connection is there
         told = time.monotonic()
         cell.terminate(name)
-        processes.until(lambda: not serves(), each_s=0.005)
+        wait_until(lambda: not serves())
         return time.monotonic() - told

@@ -15,13 +15,13 @@ import random
 import time
 from collections import Counter
 
-from benchmarks.row import note
 from faults import namespaces
-from faults.processes import FaultCell, until
+from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
-from faults.streams import PATIENT, Stream, asking, judged, wave
+from faults.streams import PATIENT, hurt, judged, wave
 from faults.synthetic_cell import counter
 from faults.tcp_proxy import Way
+from tests.waiting import came
 
 STREAMS, LONG_STREAMS, TOKENS = 8, 32, 200
 CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
@@ -39,11 +39,23 @@ def rows(args: Args) -> Rows:
     kernel = not args.proxies and namespaces.enter("faults.rows")
     lasts_s = 60.0 * (args.minutes or (LONG_MINUTES if args.long else QUICK_MINUTES))
     between = "kernel" if kernel else "tcp"
+    cuts, draw = Counter[str](), random.Random(14)
     streams, each_s = (LONG_STREAMS, LONG_EACH_S) if args.long else (STREAMS, EACH_S)
     with FaultCell(verifiers=2, drafters=2, between=between, coordinator=PATIENT) as cell:
-        ended, cuts = asyncio.run(_storm(cell, streams, lasts_s, each_s))
+
+        def cut(name: str) -> None:
+            ways = draw.choice([(Way.IN,), (Way.OUT,), tuple(Way)])
+            way = "both ways" if len(ways) > 1 else ways[0].value
+            cuts[f"{name.partition('/')[0]} {way}"] += 1
+            cell.proxies[name].blackhole(*ways)
+            time.sleep(CUT_S)
+            cell.proxies[name].heal()
+
+        asked, times = wave(streams, TOKENS), int(lasts_s // each_s)
+        work = hurt(cell, asked, cut, cell.workers, times, (each_s - CUT_S, each_s - CUT_S))
+        ended, _ = asyncio.run(work)
         ended_at = time.monotonic()
-        settled = until(lambda: not cell.held(everybody=True), FREED_S)
+        settled = came(lambda: not cell.held(everybody=True), FREED_S)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
         dropped = counter(cell, "dspark_dropped_total")
     longest_s = max((stream.longest_gap_s for stream in ended), default=0.0)
@@ -51,7 +63,7 @@ def rows(args: Args) -> Rows:
     value = {
         "routes": "network namespaces" if kernel else "TCP proxies",
         "minutes": round(lasts_s / 60, 1),
-        "cuts": cuts,
+        "cuts": dict(cuts),
         **judged(ended),
         "frames": frames,
         # stale: what came by connections that were not given up
@@ -70,23 +82,3 @@ def rows(args: Args) -> Rows:
     if args.long:
         bars[f"in {LONG_FRAMES:,} frames"] = frames >= LONG_FRAMES
     yield statement("14", "routes that die for five seconds", value, bars)
-
-
-async def _storm(
-    cell: FaultCell, streams: int, lasts_s: float, each_s: float
-) -> tuple[list[Stream], dict[str, int]]:
-    cuts = Counter[str]()
-    ends = time.monotonic() + lasts_s
-    draw = random.Random(14)
-    async with asking(cell, wave(streams, TOKENS)) as asked:
-        while time.monotonic() + each_s <= ends:
-            await asyncio.sleep(each_s - CUT_S)
-            name = draw.choice(sorted(cell.proxies))
-            ways = draw.choice([(Way.IN,), (Way.OUT,), tuple(Way)])
-            kind = f"{name.partition('/')[0]} {'both ways' if len(ways) > 1 else ways[0].value}"
-            cuts[kind] += 1
-            note(kind)
-            cell.proxies[name].blackhole(*ways)
-            await asyncio.sleep(CUT_S)
-            cell.proxies[name].heal()
-    return asked, cuts

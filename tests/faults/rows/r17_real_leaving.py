@@ -15,8 +15,9 @@ import time
 from benchmarks.row import note
 from dspark.client import Client, DeadlineExceeded
 from faults import pair
-from faults.processes import FaultCell, until
+from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
+from tests.waiting import came
 
 BAR_S = 1.0
 GIVE_UP_S = 10.0
@@ -39,7 +40,7 @@ def rows(args: Args) -> Rows:
         for number in range(times):
             ways[number % len(ways)](cell.endpoint, pair.prompt(number))
             began = time.monotonic()
-            until(lambda: not cell.held(everybody=True), GIVE_UP_S, 0.01)
+            came(lambda: not cell.held(everybody=True), GIVE_UP_S)
             waits.append(time.monotonic() - began)
             if (number + 1) % 50 == 0:
                 note(f"{number + 1} of {times}, slowest {max(waits) * 1000:.0f} ms")

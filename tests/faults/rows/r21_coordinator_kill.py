@@ -14,7 +14,7 @@ import tempfile
 
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import ALL_PARAMS, PATIENT, judged, killed, wave
+from faults.streams import ALL_PARAMS, PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 200
 KILLS, LONG_KILLS = 3, 30
@@ -28,7 +28,9 @@ def rows(args: Args) -> Rows:
         FaultCell(coordinator={**PATIENT, "journal": folder, "journal_segment_mb": 1}) as cell,
     ):
         asked = wave(STREAMS, TOKENS, resume_s=RESUME_S)
-        streams, stalls = asyncio.run(killed(cell, asked, 21, kills, ["coordinator/0"]))
+        work = hurt(cell, asked, cell.replace, ["coordinator/0"], kills)
+        streams, silences = asyncio.run(work)
+    stalls = silences["coordinator"]
     resumed = [
         sum(one.resumed > 0 for one in streams if one.options.items() >= params.items())
         for params in ALL_PARAMS

@@ -23,8 +23,6 @@ BAR = 1.1
 
 
 class Listener(generate_pb2_grpc.GenerationServicer):
-    """Counts who comes."""
-
     def __init__(self, name: str, calls: Counter[str]) -> None:
         self._name, self._calls = name, calls
 

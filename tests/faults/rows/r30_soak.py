@@ -35,8 +35,6 @@ KILLED = ("verify/0", "draft/0", "verify/1")
 
 @dataclass
 class Soak:
-    """What happened."""
-
     ended: int = 0
     cancelled: int = 0
     failed: list[str] = field(default_factory=list)
@@ -83,9 +81,8 @@ async def run(cell: FaultCell, minutes: float, soak: Soak) -> None:
     async def kill() -> None:
         for name in itertools.cycle(KILLED):
             await asyncio.sleep(min(KILL_EACH_S, 10.0 * minutes))
-            cell.kill(name)
+            await asyncio.to_thread(cell.replace, name)
             soak.kills += 1
-            await asyncio.to_thread(cell.restart, name)
             note(f"killed {name}; {soak.ended} ended, {len(soak.failed)} failed")
 
     beside = [asyncio.create_task(sample()), asyncio.create_task(kill())]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from typing import Any
 import jsonschema
 from tokenizers import Tokenizer
 
-from benchmarks.row import note
 from faults.pair import COUPLED, GREEDY, TARGET, prompt
 from faults.processes import FaultCell
 from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, asking
+from faults.streams import Stream, hurt
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100
@@ -46,21 +44,6 @@ ASKED: dict[str, Any] = {
 }
 
 
-async def storm(cell: FaultCell, kills: int) -> list[Stream]:
-    """Waves of the same requests, one after the other, until there were enough kills."""
-    draw = random.Random(35)
-    laws = [GREEDY if number % 2 else {**COUPLED, "seed": number} for number in range(STREAMS)]
-    wave = [Stream(prompt(number), {**ASKED, **law}) for number, law in enumerate(laws)]
-    async with asking(cell, wave) as streams:
-        for number in range(kills):
-            await asyncio.sleep(draw.uniform(0.1, 1.0))
-            victim = draw.choice(sorted(cell.children))
-            await asyncio.to_thread(cell.kill, victim)
-            await asyncio.to_thread(cell.restart, victim)
-            note(f"{number + 1} kills: {victim}")
-    return streams
-
-
 def fits(answer: Stream, tokenizer: Tokenizer) -> bool:
     """What ended by itself is of the schema."""
     try:
@@ -73,11 +56,15 @@ def fits(answer: Stream, tokenizer: Tokenizer) -> bool:
 
 def rows(args: Args) -> Rows:
     kills = LONG_KILLS if args.long else KILLS
+    laws = [GREEDY if number % 2 else {**COUPLED, "seed": number} for number in range(STREAMS)]
+    wave = [Stream(prompt(number), {**ASKED, **law}) for number, law in enumerate(laws)]
     with tempfile.TemporaryDirectory(prefix="dspark-forms-") as folder:
         settings = {"journal": str(Path(folder) / "journal"), "warm_up_s": 0}
         with FaultCell(verifiers=2, drafters=2, coordinator=settings) as cell:
-            calm = asyncio.run(storm(cell, 0))
-            answers = asyncio.run(storm(cell, kills))
+            calm, answers = (
+                asyncio.run(hurt(cell, wave, cell.replace, list(cell.children), times))[0]
+                for times in (0, kills)
+            )
             settled = cell.settled(30.0)
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     same = sum(one.ids == calm[number % STREAMS].ids for number, one in enumerate(answers))

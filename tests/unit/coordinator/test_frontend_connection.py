@@ -13,7 +13,7 @@ from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.lanes.monitor import Monitor
 from dspark.client.request import write_request
-from dspark.errors import Overloaded
+from dspark.errors import Overloaded, PeerError
 from dspark.rounds.policy import parse_policy
 from dspark.wire.v1 import frontend_pb2
 
@@ -26,8 +26,8 @@ async def attached(cell: RoundsCell) -> FrontendConnection:
     return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
 
 
-def submit(number: int, tokens: int) -> frontend_pb2.FrontendBatch:
-    options = {"request_id": f"r{number}", "temperature": 0, "max_tokens": tokens}
+def submit(number: int, tokens: int, **more: Any) -> frontend_pb2.FrontendBatch:
+    options = {"request_id": f"r{number}", "temperature": 0, "max_tokens": tokens, **more}
     asked = frontend_pb2.Submit(call=number, request=write_request([5, 6], options))
     asked.deadline_us = 5_000_000
     return frontend_pb2.FrontendBatch(submits=[asked])
@@ -46,6 +46,17 @@ async def heard(attachment: FrontendConnection, call: int) -> tuple[list[int], i
         if any(one.call == call for one in batch.ended):
             break
     return tokens, batches
+
+
+async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Failed]:
+    """By call, until the first one has its whole answer."""
+    failed: dict[int, frontend_pb2.Failed] = {}
+    while (batch := await attachment.next()) is not None:
+        failed |= {one.call: one for one in batch.failed}
+        assert {*batch.calls, *(one.call for one in batch.ended)} <= {1}
+        if batch.ended:
+            break
+    return failed
 
 
 @virtual
@@ -82,14 +93,38 @@ async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> No
     late = submit(2, 12)
     late.submits[0].waited_us = 2**64 - 1
     attachment.heard(late)
-    failed: list[frontend_pb2.Failed] = []
-    ended: list[int] = []
-    while not ended:
-        batch = await attachment.next()
-        failed += batch.failed
-        ended += [one.call for one in batch.ended]
-    assert ended == [1]
-    assert [(one.call, one.message.split(":")[0]) for one in failed] == [(2, "waited_us")]
+    failed = await failures(attachment)
+    assert {call: one.message.split(":")[0] for call, one in failed.items()} == {2: "waited_us"}
+    attachment.close()
+
+
+@virtual
+async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted() -> None:
+    cell = RoundsCell()
+    attachment, batch = await attached(cell), frontend_pb2.FrontendBatch()
+    for number, wrong in enumerate(({}, {"top_p": 7.0}, {}, {}, {"stop": ["x"]}), 1):
+        batch.MergeFrom(submit(number, 12, **wrong))
+    batch.submits[2].request.text = "words"
+    batch.submits[3].request.request_id = ""
+    batch.finishes.add(call=99)
+    attachment.heard(batch)
+    assert {call: one.field for call, one in (await failures(attachment)).items()} == {
+        2: "sampling_params.top_p",
+        3: "text",
+        4: "request_id",
+        5: "sampling_params.stop",
+    }
+    assert cell.metrics.value("dropped_total", kind="finish", reason="late") == 1
+    attachment.close()
+
+
+@virtual
+async def test_a_number_that_is_used_twice_breaks_the_protocol() -> None:
+    attachment = await attached(RoundsCell())
+    attachment.heard(submit(1, 90))
+    with pytest.raises(PeerError, match="call 1 is running already"):
+        attachment.heard(submit(1, 90))
+    attachment.close()
 
 
 @virtual

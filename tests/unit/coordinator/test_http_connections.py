@@ -321,6 +321,23 @@ def test_connections_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPa
         assert abs(server_module.room(most) - wanted) <= 2
 
 
+@pytest.fixture
+def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = len(os.listdir("/proc/self/fd")) + 10
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+
+
+async def test_a_listener_with_few_descriptors_keeps_few_quiet_connections(
+    few_descriptors: None, connect: Connect, counted: Metrics
+) -> None:
+    quiet = [await connect() for _ in range(6)]
+    assert await quiet[0][0].read() == b""
+    assert dropped(counted, "room") > 0
+    exhausted = {"message": "socket.accept() out of system resource"}
+    asyncio.get_running_loop().call_exception_handler(exhausted)
+    assert dropped(counted, "no_descriptors") == 1
+
+
 async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
     counted: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,13 @@
 """Stored cost curves: found under their own key only, and never trusted when damaged."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import structlog
 
-from dspark.runtime.cost_store import Curve, load_curve, store_curve
+from dspark.runtime import cost_store
+from dspark.runtime.cost_store import Curve, load_curve, store_curve, stored_or_measured
 
 KEY = {"role": "verify", "model": "abc", "threads": 1}
 
@@ -47,3 +51,18 @@ def test_a_damaged_file_is_as_good_as_none(damage) -> None:
     path = store_curve(KEY, curve())
     path.write_text(damage(path.read_text()))
     assert load_curve(KEY) is None
+
+
+def test_a_state_folder_that_cannot_be_written_costs_convenience_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "inside"))
+    # one that no test before this one has configured
+    monkeypatch.setattr(cost_store, "log", structlog.get_logger())
+    with structlog.testing.capture_logs() as lines:
+        found = stored_or_measured(KEY, curve)
+    assert found is not None
+    assert found.source == "measured"
+    (told,) = [line for line in lines if line["event"] == "cost.not_stored"]
+    assert "DSPARK_HOME names another" in told["reason"]
