@@ -24,7 +24,7 @@ from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA
 from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, text, tiny_drafter
 
-CLOSE = {"atol": 3e-5, "rtol": 0.0}
+CLOSE = {"atol": 6e-5, "rtol": 0.0}  # logits reach 18
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 
 
