@@ -22,9 +22,10 @@ import numpy.typing as npt
 import torch
 
 from dspark.decoding import block_rule, ratio
-from dspark.decoding.acceptance import accept_probability, residual, validate_q
+from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
+from dspark.decoding.sparse_q import sound_q
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
 from dspark.rounds.policy import Fixed, Policy, Threshold
@@ -400,7 +401,7 @@ def _narrow(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     narrow = torch.from_numpy(rng.normal(size=(slots, len(sayable))).astype(np.float32))
     logits = DraftVocabulary(torch.from_numpy(sayable), vocab).spread(narrow)
     ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams()]), 64)
-    assert validate_q(ids.numpy(), probs.numpy(), ids[:, 0].tolist(), vocab) is None
+    assert sound_q(ids.numpy(), probs.numpy(), ids[:, 0].tolist(), vocab)
     q = torch.zeros(slots, vocab).scatter_(-1, ids, probs).numpy()
     assert not np.delete(q, sayable, axis=1).any()
     return _dirichlet(rng, contexts, vocab, 0.7), sent(q)
