@@ -27,4 +27,5 @@ def sound_q(
         return False
     # of the ids' dtype, so that they are compared without a copy of all ids
     drafted = np.asarray(draft_ids, np.int64).astype(ids.dtype)[:, None]
-    return np.count_nonzero((ids == drafted) & (probs > 0)) == len(draft_ids)
+    inside = np.count_nonzero((ids == drafted) & (probs > 0))
+    return bool(inside == len(draft_ids))
