@@ -20,7 +20,6 @@ from enumeration import (
     Price,
     Rng,
     TokenRounds,
-    Tokens,
     World,
     emitted,
     exact,
@@ -93,15 +92,3 @@ def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule() -> None:
         assert kept["block"] >= kept["token"] - 1e-12
         more += kept["block"] > kept["token"] + 1e-6
     assert more > 20
-
-
-def test_a_length_that_depends_on_earlier_drafted_tokens_alone_is_harmless() -> None:
-    """Stronger than any confidence: slot k is verified by decree of x_<k."""
-
-    def prefix(block: Tokens, *_: object) -> int:
-        return next((k for k in range(len(block)) if sum(block[:k]) % 3 == 2), len(block))
-
-    for kind, seed in itertools.product(sorted(KINDS), range(5)):
-        world = random_world(kind, seed)
-        for rounds in RULES.values():
-            assert variation(emitted(rounds(world), prefix), exact(world)) <= BOUND
