@@ -261,16 +261,17 @@ def test_half_precision_logits_are_judged_in_float64() -> None:
     assert judge(half, cases) == judge(half.double(), cases)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize(
     "params", [SamplingParams(0.0), *(SamplingParams(1.0, rule=rule) for rule in Rule)]
 )
 def test_logits_that_are_not_numbers_are_an_error_not_a_token(
-    params: SamplingParams, row: int
+    params: SamplingParams, row: int, bad: float
 ) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 1] = 60.0  # the draft is kept, so that both rows are read
-    logits[row, 7] = math.nan
+    logits[row, 7] = bad
     q = (
         NO_Q
         if params.rule is Rule.COUPLED

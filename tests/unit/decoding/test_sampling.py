@@ -156,18 +156,6 @@ def test_the_input_is_left_alone() -> None:
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_are_an_error(bad: float, temperature: float) -> None:
-    logits = rows(2, 9, 6)
-    logits[1, 4] = bad
-    with pytest.raises(FloatingPointError):
-        draw(
-            distribution(logits, SamplingColumns.of([SamplingParams(temperature)])),
-            torch.tensor([0.5, 0.5], dtype=torch.float64),
-        )
-
-
 @pytest.mark.parametrize(
     "params", [SamplingParams(min_p=0.1), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)]
 )
