@@ -239,15 +239,6 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
     assert accepted > 200
 
 
-def test_sequences_side_by_side_reuse_no_work_of_their_neighbours() -> None:
-    logits, cases = at_random(7)
-    crowd = [
-        replace(case, params=replace(case.params, rule=Rule.COUPLED), q=NO_Q) for case in cases
-    ] * 9
-    verdicts = judge(logits, crowd)
-    assert verdicts == judge(logits, crowd[: len(cases)]) * 9
-
-
 def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, cases = at_random(3)
     whole = judge(logits, cases)
