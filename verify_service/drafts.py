@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from dspark.decoding.sparse_q import validate_q
+from dspark.decoding.sparse_q import sound_q
 from dspark.types import Rule, SparseQ
 from verify_service.batch_runner import BatchRow, PreparedBatch
 from verify_service.sequences import VerifyItem
@@ -58,4 +58,4 @@ def _sound(entries: int, items: Sequence[VerifyItem], vocab_size: int) -> bool:
         b"".join([item.q.ids for item in items]),
         b"".join([item.q.probs for item in items]),
     )
-    return validate_q(*q.arrays(), ids, vocab_size) is None
+    return sound_q(*q.arrays(), ids, vocab_size)

@@ -27,7 +27,6 @@ from dspark.decoding.sampling import SamplingColumns, best, distribution, draw
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.decoding.slots import PackedCase as PackedCase
 from dspark.decoding.slots import take
-from dspark.decoding.sparse_q import validate_q as validate_q
 from dspark.decoding.token_rule import accept_probability as accept_probability
 from dspark.decoding.token_rule import leading_run, note_tokens
 from dspark.types import Cursor, Rule, SamplingParams

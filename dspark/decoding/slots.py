@@ -29,7 +29,7 @@ Spot = tuple["PackedCase", int]
 
 @dataclass(frozen=True, slots=True)
 class PackedCase:
-    """One sequence of a packed pass, checked by `validate_q`; `first_row` is the row of its
+    """One sequence of a packed pass, checked by `sound_q`; `first_row` is the row of its
     anchor."""
 
     cursor: Cursor

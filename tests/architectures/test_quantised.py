@@ -134,6 +134,14 @@ def test_a_weight_without_its_scale_is_told_by_its_name(kind: str, tmp_path: Pat
         load_target(tmp_path)
 
 
+def test_numbers_in_few_bits_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
+    fp8(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    altered(tmp_path, tensors=lambda held: held[name].view(torch.uint8)[0, 0].fill_(0x7F))
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} holds NaN"):
+        load_target(tmp_path)
+
+
 def test_a_format_whose_package_is_missing_is_refused_by_its_name(tmp_path: Path) -> None:
     fp8(tmp_path)
     altered(tmp_path, {"quantization_config": {"quant_method": "hqq", "quant_config": {}}})

@@ -179,6 +179,8 @@ WEIGHTS: dict[str, Case] = {
         _SHAPE,
     ),
     "integers": (_tensor(lambda tensor: tensor.to(torch.int32)), "weight I32"),
+    "complex numbers": (_tensor(lambda tensor: tensor.to(torch.complex64)), "weight C64"),
+    "truths": (_tensor(lambda tensor: tensor.bool()), "weight BOOL"),
     "unknown dtype": (_set("", dtype="F7"), "F7"),
     "NaN": (_fill(float("nan")), "NaN"),
     "infinity": (_fill(float("inf")), "infinite"),

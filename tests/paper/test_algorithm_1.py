@@ -109,18 +109,6 @@ def test_the_price_finds_the_global_optimum_even_on_stairs(smooth: bool) -> None
     assert (trapped > 0) is not smooth, "early stop, which a live walk needs, may stop at a riser"
 
 
-def test_no_decision_depends_on_anything_that_follows_from_it() -> None:
-    # Slot k + 1 and later have confidences that depend on the token of slot k: whether slot k is
-    # verified must not.
-    rng = np.random.default_rng(4)
-    for _ in range(1000):
-        confidence, price = confidences(rng), float(rng.random())
-        row, k = int(rng.integers(0, len(confidence))), int(rng.integers(1, GAMMA + 1))
-        other = confidence.copy()
-        other[row, k:] = rng.choice([0.0, 1.0, rng.random()], GAMMA - k)
-        assert (verified(confidence, price)[row] >= k) == (verified(other, price)[row] >= k)
-
-
 def test_tokens_that_cost_nothing_are_verified_and_tokens_that_cost_too_much_are_not() -> None:
     confidence = np.array([[0.9, 0.8, 0.7], [0.5, 0.0, 0.9]])
     assert deployed(confidence, lambda _: 100.0) == (3, 1), "survival 0 brings nothing"

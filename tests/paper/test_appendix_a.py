@@ -12,11 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from forced_coins import judged
 
 from dspark.decoding.acceptance import accept_probability, residual
 from dspark.rounds.plan import PLAIN, PlanKind, Terms, prefixes
-from dspark.types import Rule
 
 A, B = 0, 1
 P, Q = [0.7, 0.3], [0.5, 0.5]
@@ -69,13 +67,6 @@ def test_the_first_confidence_is_the_acceptance_of_the_example() -> None:
     assert sum(min(p, q) for p, q in zip(P, Q, strict=True)) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("price", PRICES)
-def test_whether_the_first_slot_is_verified_is_the_same_whatever_the_second_confidence(
-    price: float,
-) -> None:
-    assert len({priced(price)([0.8, SECOND[x]]) >= 1 for x in (A, B)}) == 1
-
-
 def test_a_search_over_all_lengths_lets_the_drafted_token_decide() -> None:
     assert [search([0.8, SECOND[x]]) for x in (A, B)] == [2, 0]
 
@@ -102,25 +93,3 @@ def test_the_search_is_not() -> None:
 )
 def test_other_terms_are_lossless_on_the_example_too(terms: Terms) -> None:
     assert first_token_law(by(terms)) == pytest.approx([0.7, 0.3], abs=1e-12)
-
-
-def test_the_deployed_rule_shows_the_same_two_laws_on_a_grid_of_coins() -> None:
-    grid = (
-        np.arange(20) + 0.5
-    ) / 20  # every chance of the example is a multiple of 1/20: no error is left
-    for prefix, want in ((priced(0.75), [0.7, 0.3]), (search, [0.85, 0.15])):
-        law = [0.0, 0.0]
-        for x in (A, B):
-            sent = min(prefix([0.8, SECOND[x]]), 1)  # the first token is decided by the first slot
-            rows = torch.tensor([P] * (sent + 1), dtype=torch.float64)
-            q = (
-                np.array([[A, B]] * sent).reshape(sent, 2),
-                np.array([Q] * sent, np.float32).reshape(sent, 2),
-            )
-            for u in grid:
-                for emit_u in grid:
-                    accepted, token = judged(
-                        Rule.TOKEN, rows, [x] * sent, q, [u] * sent, float(emit_u)
-                    )
-                    law[x if accepted else token] += Q[x] / len(grid) ** 2
-        assert law == pytest.approx(want, abs=1e-9)

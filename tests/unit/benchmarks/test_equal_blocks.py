@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from forced_coins import judged
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.ablations.equal_blocks import committed, probs_behind
 from dspark.decoding.gumbel import times, winners
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
+from tests.architectures.families import FAMILIES, model_of
 
 VOCAB, SLOTS, DRAWS = 6, 4, 4000
 AT = Cursor(1, 1, 1, 11)
@@ -50,16 +50,7 @@ def test_without_coins_the_leading_agreement_counts() -> None:
 
 
 def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    model = Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=50, num_hidden_layers=2, head_dim=16, **shape)
-    ).eval()
+    model = model_of(FAMILIES["qwen3"])
     tokens, blocks, params = (
         [3, 1, 4, 1, 5],
         [(9, 2, 6), (9, 2, 7), (8,)],
@@ -68,7 +59,7 @@ def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
     together = probs_behind(model, tokens, blocks, params)
     for block, probs in zip(blocks, together, strict=True):
         (alone,) = probs_behind(model, [*tokens, *block], [()], params)
-        assert probs.shape == (len(block) + 1, 50)
+        assert probs.shape == (len(block) + 1, 128)
         torch.testing.assert_close(probs[-1:], alone, rtol=1e-4, atol=1e-6)
         with torch.inference_mode():
             logits = model(torch.tensor([[*tokens, *block]])).logits[0, len(tokens) - 1 :]

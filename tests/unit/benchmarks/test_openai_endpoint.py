@@ -63,29 +63,29 @@ def choice(**more: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "x", "finish_reason": None, **more}]}
 
 
+COUNTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "ids": ([choice(token_ids=[5]), choice(token_ids=[6, 7], finish_reason="length")], [1, 2]),
+    "usage": ([choice() | {"usage": {"completion_tokens": count}} for count in (1, 4)], [1, 3]),
+    "total": (  # which is spread over the messages
+        [
+            choice(),
+            choice(finish_reason="stop"),
+            {"choices": [], "usage": {"completion_tokens": 6}},
+        ],
+        [3, 3],
+    ),
+}
+
+
 @pytest.mark.parametrize("chunked", [True, False])
-def test_ids_are_taken_where_the_server_sends_them(chunked: bool) -> None:
-    messages = (choice(token_ids=[5]), choice(token_ids=[6, 7], finish_reason="length"), "[DONE]")
-    answer, endpoint, seen = ask(lambda seen: events(*messages, chunked=chunked))
-    assert (answer.token_ids, answer.counts, endpoint.counted_by) == ([5, 6, 7], [1, 2], "ids")
+@pytest.mark.parametrize("by", COUNTED)
+def test_tokens_are_counted_by_the_best_that_a_server_tells(by: str, chunked: bool) -> None:
+    messages, counts = COUNTED[by]
+    answer, endpoint, seen = ask(lambda seen: events(*messages, "[DONE]", chunked=chunked))
+    assert (answer.counts, endpoint.counted_by) == (counts, by)
+    assert answer.token_ids == ([5, 6, 7] if by == "ids" else [])
     assert (seen["prompt"], seen["max_tokens"], seen["stream"]) == ([1, 2, 3], 9, True)
     assert "Authorization: Bearer k" in seen["head"]
-
-
-def test_running_usage_is_next_best() -> None:
-    messages = [choice() | {"usage": {"completion_tokens": count}} for count in (1, 4)]
-    answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
-    assert (answer.counts, endpoint.counted_by) == ([1, 3], "usage")
-
-
-def test_a_server_that_only_gives_a_total_has_it_spread_over_its_messages() -> None:
-    messages = (
-        choice(),
-        choice(finish_reason="stop"),
-        {"choices": [], "usage": {"completion_tokens": 6}},
-    )
-    answer, endpoint, _ = ask(lambda seen: events(*messages, "[DONE]"))
-    assert (answer.counts, endpoint.counted_by) == ([3, 3], "total")
 
 
 @pytest.mark.parametrize(

@@ -15,29 +15,18 @@ from benchmarks import ship
 from dspark.model.calibration import load_calibration
 from dspark.model.checkpoint import load_drafter
 from dspark.training.disk import write_rows
-from dspark.training.samples import Sample, write_samples
-from dspark.training.settings import Settings
 from dspark.training.trainer import train_drafter
+from tests.unit.training.pipeline import random_samples, short_run
 
 
 def test_a_run_becomes_the_folder_that_ships(
     golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generator = torch.Generator().manual_seed(1)
-    made = [torch.randint(2, 128, (40,), generator=generator) for _ in range(10)]
-    write_samples(
-        tmp_path / "samples", [Sample(ids, torch.ones(40, dtype=torch.bool)) for ids in made]
-    )
+    samples = random_samples(tmp_path / "samples.safetensors")
     kept = tmp_path / "kept.json"
     kept.write_text(json.dumps(list(range(2, 100))))
-    settings = Settings(
-        target=str(golden_target), samples=str(tmp_path / "samples"), out=str(tmp_path / "run"),
-        family="dspark",
-        layers=1, block_size=3, markov_rank=4, keep_tokens=str(kept), steps=2, batch=4, anchors=4,
-        held_out=2,
-        log_every=1, evaluate_every=1, device="cpu",
-    )  # fmt: skip
-    train_drafter(settings)
+    drafter = {"family": "dspark", "block_size": 3, "keep_tokens": str(kept)}
+    train_drafter(short_run(samples, golden_target, tmp_path / "run", steps=2, **drafter))
     asked = tmp_path / "made-up.jsonl"
     rows = [{"turns": [[3 + n, 7, 9 + n, 11]], "domain": "made up"} for n in range(4)]
     write_rows(asked, rows)
@@ -63,7 +52,7 @@ def test_a_run_becomes_the_folder_that_ships(
     assert load_drafter(out, target=golden_target).config.head_size == 98
     assert set(load_calibration(out, block_size=3).rules) == {"token", "block", "coupled"}
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert "An early version: at most 32 blocks" in card
+    assert "An early version: at most 48 blocks" in card
     for row in ("T=0   made-up ", "T=1   all ", "all greedy: mean ", "coupled sampled: mean "):
         assert row in card
     assert str(tmp_path) not in card + (out / "metrics.json").read_text(encoding="utf-8")

@@ -187,15 +187,3 @@ def test_nothing_looks_at_a_number() -> None:
         at_once.coupled(told, bare, columns, noise),
     ]
     assert [each.token.shape for each in decisions] == [(len(cases),)] * 3
-
-
-def test_the_rules_are_one_graph() -> None:
-    """As `torch.compile` needs it to be."""
-    logits, cases = pass_of(4, ALL_PARAMS[1:6])
-    made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
-    columns = SamplingColumns.of([case.params for case in cases for _ in range(made.rows.shape[1])])
-    whole = torch.compile(at_once.ratio, backend="eager", fullgraph=True)
-    for mine, other in zip(
-        whole(logits, made, columns), at_once.ratio(logits, made, columns), strict=True
-    ):
-        torch.testing.assert_close(mine, other)

@@ -179,57 +179,48 @@ def test_a_file_that_is_not_what_it_says_is_refused(name: str, llama: Any, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
 
 
-def test_an_architecture_without_a_place_here_is_named(file: Path, tmp_path: Path) -> None:
-    whole = file.read_bytes()
-    file.write_bytes(
-        whole.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 5) + b"mamba", 1)
-    )
-    with pytest.raises(
-        CheckpointError, match="'mamba' is none of llama, qwen2, qwen3, gemma2, gemma3"
-    ):
-        import_gguf(file, tmp_path / "out")
+def _behind(name: bytes, skip: int, value: bytes) -> Callable[[bytes], bytes]:
+    """These bytes, so many behind a name."""
+
+    def change(whole: bytes) -> bytes:
+        at = whole.index(name) + len(name) + skip
+        return whole[:at] + value + whole[at + len(value) :]
+
+    return change
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.999])
-def test_a_truncated_file_is_refused_before_anything_is_written(
-    share: float, file: Path, tmp_path: Path
+NORM, TABLE = b"blk.0.attn_norm.weight", 4 + 8  # the number of dimensions, and one of them
+OVERLAP = "begins at byte .*, the tensor before it ends at"
+BYTES = {
+    "architecture": (
+        _behind(b"general.architecture", 4 + 8, b"mamba"),
+        "'mamba' is none of llama, qwen2, qwen3, gemma2, gemma3",
+    ),
+    "format": (_behind(NORM, TABLE, struct.pack("<I", 99)), "storage format 99"),
+    "another format, half as long": (
+        _behind(NORM, TABLE, struct.pack("<I", 1)),
+        f"blk.0.* {OVERLAP}",
+    ),
+    "over another one": (
+        _behind(NORM, TABLE + 4, struct.pack("<Q", 0)),
+        f"{NORM.decode()} {OVERLAP}",
+    ),
+    **{
+        f"cut at {share}": (lambda held, share=share: held[: int(share * len(held))], "truncated")
+        for share in (0.02, 0.3, 0.7, 0.999)
+    },
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_file_of_other_bytes_is_refused_before_anything_is_written(
+    name: str, file: Path, tmp_path: Path
 ) -> None:
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(CheckpointError, match="truncated"):
+    change, wanted = BYTES[name]
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=wanted):
         import_gguf(file, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf"]
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "named"),
-    [
-        (0, struct.pack("<I", 99), "storage format 99"),
-        # half as long
-        (
-            0,
-            struct.pack("<I", 1),
-            "blk.0.* begins at byte .*, the tensor before it ends at",
-        ),
-        (
-            4,
-            struct.pack("<Q", 0),
-            "blk.0.attn_norm.weight begins at byte .*, the tensor before it ends at",
-        ),
-    ],
-    ids=["format", "another format", "over another one"],
-)
-def test_a_table_that_does_not_fit_its_tensors_is_refused(
-    place: int, value: bytes, named: str, file: Path, tmp_path: Path
-) -> None:
-    name = b"blk.0.attn_norm.weight"
-    whole = bytearray(file.read_bytes())
-    # behind the number of dimensions, and one of them
-    at = whole.index(name) + len(name) + 4 + 8 + place
-    whole[at : at + len(value)] = value
-    file.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=named):
-        import_gguf(file, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["pipe.gguf", "pipe.whl"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +24,14 @@ def compiler(words: Sequence[bytes | str], size: int = 0) -> xgrammar.GrammarCom
     size = size or len(words)
     info = xgrammar.TokenizerInfo(words, vocab_size=size, stop_token_ids=[size - 1])
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def tagged(expression: str) -> str:
+    """A structural tag of this regex alone."""
+    elements = [{"type": "regex", "pattern": expression}]
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    )
 
 
 def of(future: Future[Grammar | Refusal]) -> Grammar:

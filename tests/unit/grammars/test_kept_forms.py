@@ -8,9 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from fitting import TARGET, VOCAB, compiler, fits, of, refused
+from fitting import compiler, fits, of, refused, tagged
 
-from dspark.token_bytes import read_token_bytes
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.compiling import checked, compiled
 from verify_service.grammars.grammars import Grammars
@@ -23,13 +22,6 @@ NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required"
 
 
 CIRCLE = "ever ends|Circular"  # from 0.2.9 on the compiler finds some of them itself
-
-
-def tagged(expression: str) -> str:
-    elements = [{"type": "regex", "pattern": expression}]
-    return json.dumps(
-        {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
-    )
 
 
 def text(**said: Any) -> str:
@@ -235,13 +227,6 @@ def test_no_answer_has_half_a_character_or_a_token_beyond_the_vocabulary(
             matcher.masks(())[0, byte // 32] >> byte % 32 & 1 for byte in range(0xA0, 0xC0)
         )
     assert "out of range" not in capfd.readouterr().err
-
-
-def test_special_tokens_are_no_text() -> None:
-    words = read_token_bytes(TARGET, VOCAB)
-    assert words is not None
-    assert words[:3] == [b"", b"", b""]
-    assert b"a" in words
 
 
 QUOTED = {

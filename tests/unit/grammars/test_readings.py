@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
-from fitting import compiler, of, refused
+from fitting import TARGET, compiler, of, refused, tagged
 
 from benchmarks.forms.cases import expressions, schemas
 from dspark.types import Constraint, ConstraintKind
@@ -16,7 +15,6 @@ from verify_service.grammars.compiling import _written, try_parts
 from verify_service.grammars.grammars import Grammars
 from verify_service.grammars.readings import MOST, ways
 
-TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 KIND = ConstraintKind
 EXPLODES = "(([a-z]{1,50}){1,50}){1,50}"
 
@@ -47,11 +45,7 @@ def test_repetitions_of_repetitions_multiply_wherever_they_stand(text: str) -> N
         most(KIND.JSON_SCHEMA, json.dumps({"type": "object", "patternProperties": {text: {}}}))
         > MOST
     )
-    tag = {
-        "type": "structural_tag",
-        "format": {"type": "sequence", "elements": [{"type": "regex", "pattern": text}]},
-    }
-    assert most(KIND.STRUCTURAL_TAG, json.dumps(tag)) > MOST
+    assert most(KIND.STRUCTURAL_TAG, tagged(text)) > MOST
 
 
 SPLIT = 'root ::= "a"{400} r{1,50}\nr ::= s{1,50} | "z"\ns ::= [a-z]{1,50}'

@@ -10,6 +10,7 @@ import pytest
 import xgrammar
 from fitting import compiler
 
+from dspark.decoding.masking import bits
 from dspark.types import Constraint, ConstraintKind
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher
@@ -37,10 +38,6 @@ FORMS = [
 ]
 
 
-def bits(mask: np.ndarray) -> np.ndarray:
-    return np.unpackbits(mask.view(np.uint8), count=len(WORDS), bitorder="little").astype(bool)
-
-
 @pytest.mark.parametrize(("kind", "text"), FORMS)
 def test_a_mask_allows_what_may_come_next(kind: ConstraintKind, text: str) -> None:
     made, draw = compiled(COMPILER, Constraint(kind, text)), random.Random(3)
@@ -54,7 +51,7 @@ def test_a_mask_allows_what_may_come_next(kind: ConstraintKind, text: str) -> No
                 if matcher.accept_token(token):
                     matcher.rollback(1)
                     taken[token] = True
-            allowed = bits(mask[0])
+            allowed = bits(mask, len(WORDS))[0].numpy()
             assert [WORDS[each] for each in np.flatnonzero(allowed[:END] != taken[:END])] == []
             if allowed[END] and (not taken.any() or draw.random() < 0.3):
                 ended += 1

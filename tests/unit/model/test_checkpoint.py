@@ -18,7 +18,7 @@ from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.location import locate
-from tests.unit.model.golden import DATA, altered, put, sharded
+from tests.unit.model.golden import DATA, altered, sharded
 
 GOOD = DATA / "dspark_vanilla"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,25 +30,11 @@ def folder(tmp_path: Path) -> Path:
     return altered(tmp_path / "drafter", of=GOOD)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (
-            put("markov_head.markov_w2.weight", torch.zeros(128, 23)),
-            r"wrong shape: markov_head\.markov_w2\.weight \[128, 23\] instead of \[128, 24\]",
-        ),
-        (put("fc.weight", torch.zeros(320, 64)), r"wrong shape: fc\.weight"),
-        (
-            lambda held: held.update({f"empty.{i}": torch.empty(0) for i in range(1000)}),
-            r"unexpected: empty\.0, .* and 992 more",
-        ),
-    ],
-)
-def test_a_wrong_tensor_is_named(
-    folder: Path, change: Callable[[Tensors], None], named: str
-) -> None:
-    with pytest.raises(CheckpointError, match=named):
-        load_drafter(altered(folder, tensors=change))
+def test_many_wrong_tensors_are_named_in_few_words(folder: Path) -> None:
+    more = {f"empty.{i}": torch.empty(0) for i in range(1000)}
+    altered(folder, tensors=lambda held: held.update(more))
+    with pytest.raises(CheckpointError, match=r"unexpected: empty\.0, .* and 992 more"):
+        load_drafter(folder)
 
 
 @pytest.mark.parametrize("load", [load_drafter, load_projection])

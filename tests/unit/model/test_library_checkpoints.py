@@ -18,17 +18,9 @@ from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.formats.convert import to_speculators
 from dspark.model.language import LanguageDrafter
 from dspark.model.pairing import sizes_of
+from tests.architectures.families import SHAPE, random_model
 from tests.unit.model.golden import DATA, altered, put, without
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, torch.Tensor]
 IDS = torch.arange(3, 20)[None]
@@ -36,13 +28,12 @@ IDS = torch.arange(3, 20)[None]
 
 def made(folder: Path, change: Callable[[Tensors], Any], config: Any) -> Path:
     """A random model of the library, its tensors changed."""
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    random_model(config).save_pretrained(folder)
     return altered(folder, tensors=change)
 
 
 def qwen3(*, tied: bool) -> Any:
-    return transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=tied)
+    return transformers.Qwen3Config(**SHAPE | {"tie_word_embeddings": tied})
 
 
 def _without_prefix(tensors: Tensors) -> None:
@@ -130,7 +121,7 @@ def test_buffers_that_the_library_leaves_alone_may_hold_anything(tmp_path: Path)
         tensors[f"{attention}.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
 
     folder = made(tmp_path / "model", change, transformers.GPTNeoXConfig(**SHAPE))
-    assert load_target(folder).num_layers == 2
+    assert load_target(folder).num_layers == 4
 
 
 def test_frequencies_beside_a_released_drafter_are_left_alone(tmp_path: Path) -> None:

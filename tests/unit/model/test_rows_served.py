@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from dspark.model.checkpoint import load_projection
 from dspark.model.context import FusedFeatures
+from tests.unit.model.golden import DATA
 from verify_service.config import VerifyConfig
 from verify_service.loading import load_parts
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.mark.parametrize("name", ["dspark_vanilla", "eagle3", "pair/drafter"])

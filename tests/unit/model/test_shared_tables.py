@@ -21,8 +21,6 @@ from dspark.cli.main import main
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import fingerprint, load_drafter, load_projection
 from dspark.model.formats.convert import to_speculators, without_tables
-from dspark.training.calibrate import calibrate
-from dspark.training.evaluate import evaluate
 from tests.unit.model.golden import DATA, altered, without
 from tests.unit.model.tiny import greedy
 
@@ -110,34 +108,6 @@ def test_the_draft_service_serves_it_with_its_target_and_asks_for_one(shared: Pa
         match=r"embed_tokens\.weight and lm_head\.weight are left out.*no target is named",
     ):
         DraftEngine.load(DraftConfig(drafter=str(shared), device="cpu"))
-
-
-def test_calibration_and_evaluation_are_those_of_the_whole_file(
-    shared: Path, tmp_path: Path
-) -> None:
-    prompts = tmp_path / "asked.jsonl"
-    prompts.write_text(
-        "".join((PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)[:4])
-    )
-    fits, taus = [], []
-    for folder in (shared, WHOLE):
-        made = calibrate(
-            TARGET,
-            folder,
-            [prompts],
-            rules=["token"],
-            new_tokens=8,
-            out=tmp_path / "fits" / folder.name,
-            bar=False,
-        )
-        fits.append(made["fits"])
-        taus.append(
-            evaluate(TARGET, folder, [prompts], temperatures=[0.0], new_tokens=8, bar=False)[
-                "temperatures"
-            ]
-        )
-    assert repr(fits[0]) == repr(fits[1])
-    assert repr(taus[0]) == repr(taus[1])
 
 
 def test_conformance_finds_the_target_of_a_file_without_tables(tmp_path: Path) -> None:

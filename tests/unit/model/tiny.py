@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,29 +38,8 @@ CONFIG = DrafterConfig(
 HEADS: tuple[HeadType, ...] = ("none", "vanilla", "gated", "rnn")
 
 
-def tiny_config(head: HeadType) -> DrafterConfig:
-    if head == "none":
-        return CONFIG
-    return dataclasses.replace(
-        CONFIG,
-        markov_rank=7,
-        markov_head_type=head,
-        enable_confidence_head=True,
-        confidence_head_with_markov=True,
-    )
-
-
-def tiny_drafter(head: HeadType, seed: int = 0) -> BlockDrafter:
-    config, generator = tiny_config(head), torch.Generator().manual_seed(seed)
-    shape = (config.vocab_size, config.hidden_size)
-    return as_block(
-        fresh_drafter(
-            config,
-            embedding=torch.randn(shape, generator=generator),
-            lm_head=torch.randn(shape, generator=generator),
-            generator=generator,
-        )
-    )
+def tiny_drafter(head: HeadType) -> BlockDrafter:
+    return as_block(family_drafter("block", "qwen3", head))
 
 
 def text(drafter: Drafter, length: int, seed: int = 5) -> tuple[Tensor, Tensor]:
@@ -143,48 +122,33 @@ STAGE = StageShape(
 )
 
 
-def family_config(kind: Kind, model_type: ModelType) -> DrafterConfig:
-    """Of any family and layer kind; block drafters with all their heads."""
-    config = tiny_config("vanilla" if kind == "block" else "none")
+TAPS: dict[Kind, tuple[int, ...]] = {"eagle3": (0, 1, 3), "mtp": (3,), "lm": ()}
+
+
+def _config(kind: Kind, model_type: ModelType, head: HeadType) -> DrafterConfig:
+    more: dict[str, Any] = {"model_type": model_type}
     if model_type == "gemma4_text":
-        config = dataclasses.replace(
-            config,
-            model_type="gemma4_text",
-            num_key_value_heads=1,
-            attention_k_eq_v=True,
-            rotary_fraction=0.5,
-            logit_softcap=3.0,
-        )
+        more |= {"attention_k_eq_v": True, "rotary_fraction": 0.5, "logit_softcap": 3.0}
     if model_type == "deepseek_v4":
-        config = dataclasses.replace(
-            config,
-            model_type=model_type,
-            num_key_value_heads=1,
-            intermediate_size=20,
-            target_layer_ids=(1, 2, 3),
-            stage=STAGE,
-        )
-    if kind == "block":
-        return config
-    taps: tuple[int, ...] = {"eagle3": (0, 1, 3), "mtp": (3,), "lm": ()}[kind]
-    layers = 2 if kind == "lm" else 1
-    config = dataclasses.replace(
-        config, kind=kind, num_hidden_layers=layers, target_layer_ids=taps, mask_token_id=-1
-    )
-    return dataclasses.replace(config, num_target_layers=0) if kind == "lm" else config
+        more |= {"intermediate_size": 20, "target_layer_ids": (1, 2, 3), "stage": STAGE}
+    if model_type != "qwen3":
+        more |= {"num_key_value_heads": 1}
+    if kind != "block":
+        more |= {"kind": kind, "target_layer_ids": TAPS[kind], "mask_token_id": -1}
+        more |= {"num_target_layers": 0} if kind == "lm" else {"num_hidden_layers": 1}
+    elif head != "none":
+        more |= {"markov_rank": 7, "markov_head_type": head}
+        more |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    return dataclasses.replace(CONFIG, **more)
 
 
-def family_drafter(kind: Kind, model_type: ModelType, seed: int = 0) -> Drafter:
-    """Random, in evaluation mode."""
-    config, generator = family_config(kind, model_type), torch.Generator().manual_seed(seed)
-    shape = (config.vocab_size, config.hidden_size)
-    ends = None if kind == "lm" else torch.randn(2, *shape, generator=generator) * 0.5
-    drafter = fresh_drafter(
-        config,
-        embedding=None if ends is None else ends[0],
-        lm_head=None if ends is None else ends[1],
-        generator=generator,
+def family_drafter(kind: Kind, model_type: ModelType, head: HeadType = "vanilla") -> Drafter:
+    """Random, in evaluation mode. head: the sequential one of a block drafter."""
+    config, generator = _config(kind, model_type, head), torch.Generator().manual_seed(0)
+    embedding, lm_head = (
+        torch.randn(config.vocab_size, config.hidden_size, generator=generator) for _ in range(2)
     )
+    drafter = fresh_drafter(config, embedding=embedding, lm_head=lm_head, generator=generator)
     for name, parameter in drafter.named_parameters():
         if "norm" in name:
             parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.2)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,30 +129,22 @@ def test_a_sample_whose_rows_are_there_in_part_is_missing(
         ({"version": 1}, ".* another version"),
         ({"hidden_dtype": ["float32"]}, "hidden_dtype of .* not bfloat16 or float32"),
         ({"hidden_dtype": "bfloat16"}, "hidden_dtype of .* 'bfloat16', this run needs 'float32'"),
+        ({"target": "u"}, "target of .* 'u', this run needs 't'"),
+        ({"target_layer_ids": [0, 1, 2]}, "target_layer_ids of "),
+        ({"samples": "x"}, "samples of "),
     ],
 )
-def test_a_manifest_of_another_making_is_refused(
-    told: dict[str, Any], said: str, samples: Samples, tmp_path: Path
+def test_a_cache_of_another_making_is_neither_read_nor_gone_on_with(
+    told: dict[str, Any], said: str, samples: Samples, golden_target: Path, tmp_path: Path
 ) -> None:
     plan = _plan(samples)
     (tmp_path / "manifest.json").write_text(json.dumps(plan.to_json() | told))
     with pytest.raises(ConfigError, match=f"^cache: {said}"):
         CachedFeatures(tmp_path, plan, samples)
+    with pytest.raises(ConfigError, match=f"^cache: {said}|holds a cache of other"):
+        write_cache(tmp_path, plan, samples, Counting(golden_target))
 
 
-def test_a_cache_of_something_else_is_refused(
-    samples: Samples, golden_target: Path, tmp_path: Path
-) -> None:
-    plan, folder = _plan(samples), tmp_path / "cache"
-    write_cache(folder, plan, samples, Counting(golden_target))
-    for other in (
-        replace(plan, target="u"),
-        replace(plan, target_layer_ids=(0, 1, 2)),
-        replace(plan, samples="x"),
-    ):
-        with pytest.raises(ConfigError, match="cache: "):
-            CachedFeatures(folder, other, samples)
-        with pytest.raises(ConfigError, match="holds a cache of other"):
-            write_cache(folder, other, samples, Counting(golden_target))
+def test_a_folder_without_a_cache_is_refused(samples: Samples, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no cache"):
-        CachedFeatures(tmp_path / "nowhere", plan, samples)
+        CachedFeatures(tmp_path, _plan(samples), samples)

@@ -54,27 +54,16 @@ class Ends:
         return str(self.came.get(timeout=20).welcome.drafter_version)
 
 
-def test_rounds_go_to_the_port_that_the_drafter_names(drafters: Any) -> None:
-    own = drafters("own")
-    ends = Ends(drafters("main", own.port))
-    assert ends.greeted_by() == "own"
+@pytest.mark.parametrize("named", ["its own", "none", "one that cannot be reached"])
+def test_rounds_go_to_the_port_that_the_drafter_names_or_where_everything_else_does(
+    named: str, drafters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter_stream, "REACH_S", 20.0 if named == "its own" else 0.2)
+    own = drafters("own").port if named == "its own" else 1
+    ends = Ends(drafters("main", *[own] * (named != "none")))
+    assert ends.greeted_by() == ("own" if named == "its own" else "main")
     ends.stream.close()
     assert ends.lost.get(timeout=20).startswith("cancelled")
-
-
-def test_a_drafter_without_such_a_port_is_asked_where_everything_else_is(drafters: Any) -> None:
-    ends = Ends(drafters("main"))
-    assert ends.greeted_by() == "main"
-    ends.stream.close()
-
-
-def test_so_is_one_whose_port_cannot_be_reached(
-    drafters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drafter_stream, "REACH_S", 0.2)
-    ends = Ends(drafters("main", 1))
-    assert ends.greeted_by() == "main"
-    ends.stream.close()
 
 
 def test_a_stream_closed_while_its_drafter_is_looked_for_ends_without_a_word(

@@ -56,13 +56,6 @@ def test_owed_rows_are_projected_when_they_are_read_and_no_others(
     assert projection.asked == [2, 3]
 
 
-def test_rows_that_are_there_cost_no_projection(store: FeatureStore, projection: Sums) -> None:
-    store.put([5], rows(5.0))
-    store.put_later([6], taps(6.0))
-    assert store.get([5]).equal(rows(5.0))
-    assert not projection.asked
-
-
 def test_what_was_written_last_counts(store: FeatureStore, projection: Sums) -> None:
     store.put_later([1, 2], taps(1.0, 2.0))
     store.put([1], rows(9.0))  # another sequence has the slot now

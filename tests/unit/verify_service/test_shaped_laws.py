@@ -76,17 +76,6 @@ def test_a_law_of_another_vocabulary_is_refused_by_field(
     assert engine.held.sequences == 0
 
 
-def test_log_probabilities_of_an_anchor_and_of_a_verdict_are_told(engine: VerifyEngine) -> None:
-    params = SamplingParams(0.0, logprobs=2)
-    tokens = [*PROMPT, take_in(engine, 1, PROMPT, params=params)]
-    (told,) = engine.find(1, 1).anchor_logprobs
-    assert (told.top_ids[0], told.top_logprobs[0]) == (tokens[-1], told.logprob), (
-        "greedy takes the likeliest"
-    )
-    first = judged(engine, item(1, 1, tokens, [4, 5]))[0]
-    assert len(first.logprobs) == first.accepted + 1
-
-
 @pytest.mark.parametrize("broken", ["follow", "changes"])
 def test_a_bug_at_one_sequence_refuses_it_and_nobody_else(
     engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, broken: str
