@@ -101,7 +101,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     return
                 if not parts:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(watch.wakeup.wait(), LOOK_S)
+                        # not `wait_for`, which forgets that the caller left if a round comes then
+                        async with asyncio.timeout(LOOK_S):
+                            await watch.wakeup.wait()
                         watch.wakeup.clear()
 
     async def GetEnded(

@@ -122,6 +122,7 @@ class ChatShape:
     """Makes `chat.completion` objects or chunks, with the answers' reasoning and tool calls."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
+    one_prompt = True
 
     def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader]) -> None:
         self._texts = texts

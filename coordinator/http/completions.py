@@ -51,6 +51,7 @@ class CompletionShape:
     """Makes `text_completion` objects, streamed or whole. echoes: text of each prompt, if shown."""
 
     whole_object = part_object = "text_completion"
+    one_prompt = False
     thought = 0
 
     def __init__(

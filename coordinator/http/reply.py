@@ -49,6 +49,7 @@ class ReplyShape(Protocol):
 
     whole_object: str
     part_object: str
+    one_prompt: bool  # what tells of the prompt then stands beside the choices, as vLLM has it
 
     @property
     def thought(self) -> int:
@@ -96,6 +97,7 @@ def added(known: Any, more: Any) -> Any:
 
 
 Told = list[tuple[int, Object]]  # (index of a choice, its next part)
+_OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 
 async def _told(
@@ -154,11 +156,16 @@ def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: 
         {"index": number, **shape.whole(made[number], outputs[number // answers])}
         for number in sorted(made)
     ]
-    told = _head(asking, frame, shape.whole_object) | {
-        "choices": choices,
-        "usage": usage_of(asking, shape.thought),
-    }
+    told = _head(asking, frame, shape.whole_object) | _placed(shape, choices)
+    told["usage"] = usage_of(asking, shape.thought)
     return written(told | _metrics(asking, frame))
+
+
+def _placed(shape: ReplyShape, choices: Sequence[Object]) -> Object:
+    """`choices`, and what of them tells of the only prompt beside them."""
+    names = _OF_PROMPT if shape.one_prompt else ()
+    told = {name: choice.pop(name) for choice in choices for name in names if name in choice}
+    return {"choices": choices, **told}
 
 
 async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
@@ -170,7 +177,8 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
         aside = {"usage": running} if usage else {}
         empty = {"logprobs": None, "finish_reason": None}
         return b"".join(
-            event(head | {"choices": [{"index": at, **empty, **more}]} | aside) for at, more in told
+            event(head | _placed(shape, [{"index": at, **empty, **more}]) | aside)
+            for at, more in told
         )
 
     try:

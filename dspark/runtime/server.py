@@ -320,7 +320,11 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> NoReturn:
         if isinstance(error, Denied):
             self._denied(error)
-        await context.abort(*status_of(method, error))
+        try:
+            await context.abort(*status_of(method, error))
+        except grpc.aio.InternalError:
+            # the caller left meanwhile, at its deadline say; gRPC is about to cancel this task
+            raise asyncio.CancelledError from None
         raise AssertionError("abort returned")
 
 

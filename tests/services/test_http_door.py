@@ -179,7 +179,7 @@ def test_a_developer_s_rules_are_the_system_s(cell: HttpCell) -> None:
     said = [
         post(cell, {**talk, "max_tokens": 2, "return_token_ids": True}).json() for talk in talks
     ]
-    assert said[0]["choices"][0]["prompt_token_ids"] == said[1]["choices"][0]["prompt_token_ids"]
+    assert said[0]["prompt_token_ids"] == said[1]["prompt_token_ids"]
 
 
 def test_fields_that_ask_for_nothing_and_labels_are_let_through(cell: HttpCell) -> None:
@@ -332,7 +332,18 @@ def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCe
     messages = [{"role": "user", "content": text}]
     made = post(cell, {"messages": messages}, "/tokenize").json()
     answer = post(cell, chat(*messages, max_tokens=2, return_token_ids=True)).json()
-    assert answer["choices"][0]["prompt_token_ids"] == made["tokens"]
+    assert answer["prompt_token_ids"] == made["tokens"]
+    with cell.openai() as client:
+        streamed = client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            max_tokens=2,
+            stream=True,
+            extra_body={"return_token_ids": True},
+        )
+        firsts = [getattr(event, "prompt_token_ids", None) for event in streamed]
+    assert firsts[0] == made["tokens"]
+    assert not any(firsts[1:])
     for path, body, param in (
         ("tokenize", {}, "prompt"),
         ("tokenize", {"prompt": "x", "messages": messages}, "prompt"),

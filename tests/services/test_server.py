@@ -36,6 +36,10 @@ def _register(servicer: Any, server: grpc.aio.Server) -> None:
     async def gather(requests: AsyncIterator[bytes], context: object) -> bytes:
         return servicer(b"".join([r async for r in requests]))
 
+    async def punctual(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await asyncio.sleep(max(context.time_remaining(), 0.0))
+        raise Expired("too late")
+
     async def both(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
         async for request in requests:
             yield servicer(request)
@@ -45,6 +49,7 @@ def _register(servicer: Any, server: grpc.aio.Server) -> None:
         "Many": grpc.unary_stream_rpc_method_handler(many),
         "Gather": grpc.stream_unary_rpc_method_handler(gather),
         "Both": grpc.stream_stream_rpc_method_handler(both),
+        "Punctual": grpc.unary_unary_rpc_method_handler(punctual),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, methods),))
 
@@ -90,9 +95,8 @@ async def _call(
 
 @pytest.fixture(autouse=True)
 def _workers_may_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = {
-        f"/{NAME}/{kind}": frozenset({Role.WORKER}) for kind in ("Once", "Many", "Gather", "Both")
-    }
+    kinds = ("Once", "Many", "Gather", "Both", "Punctual")
+    mine = {f"/{NAME}/{kind}": frozenset({Role.WORKER}) for kind in kinds}
     monkeypatch.setattr(roles, "METHODS", mine)
 
 
@@ -152,6 +156,19 @@ async def test_errors_become_statuses_in_one_place(
     }.get(request_)
     assert trailing.get("retry-after-ms") == ("1500" if request_ == b"full" else None)
     assert "secret detail" not in caught.value.details()
+
+
+async def test_an_error_whose_caller_leaves_at_that_moment_is_no_fault(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both notice the deadline: one call in fifty is over when its error is to be sent."""
+    async with open_channel(endpoint) as channel:
+        ask = channel.unary_unary(f"/{NAME}/Punctual")
+        for _ in range(20):
+            calls = [ask(b"", metadata=auth_metadata(TOKEN), timeout=0.03) for _ in range(32)]
+            codes = [await call.code() for call in calls]
+            assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 async def test_health_is_free_truthful_and_can_be_watched(

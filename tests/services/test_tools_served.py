@@ -162,7 +162,7 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
     made = asked(cell, messages=messages, temperature=1.0, max_tokens=8, **told)
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
-    prompt = tokenizer.decode(made.choices[0].prompt_token_ids, skip_special=False)
+    prompt = tokenizer.decode(made.prompt_token_ids, skip_special=False)
     written = '{"name": "alarm", "arguments": {"city": "x", "days": 1}}'
     _, called, answered = prompt.partition(written)
     assert called
@@ -176,7 +176,7 @@ def test_a_conversation_is_tokenized_with_its_tools(cell: HttpCell) -> None:
     )
     body = {"messages": messages, "tools": tools}
     told = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0).json()
-    assert told["tokens"] == made.choices[0].prompt_token_ids
+    assert told["tokens"] == made.prompt_token_ids
     body = {"prompt": "wake me", "tools": tools}
     refused = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
