@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.cells.control import ControlService
-from coordinator.watching.watch import Explain
+from coordinator.lanes.watch import Explain
 from dspark.wire.v1 import control_pb2
 from tests.waiting import until
 
