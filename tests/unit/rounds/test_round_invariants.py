@@ -113,6 +113,9 @@ def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> N
     assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], (
         "and the earlier slot first"
     )
+    assert prefixes([(1.0, 0.1), (1.0, 0.9)], [Terms(PlanKind.FIXED, 2, cap=1)] * 2) == [1, 0], (
+        "whatever follows"
+    )
 
 
 def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:

@@ -37,7 +37,8 @@ def bad(items: list[VerifyItem], kinds: list[int]) -> list[int]:
 SPOILS: dict[str, Spoil] = {
     "an id beyond the vocabulary": lambda ids, _: ids.__setitem__((1, 1), VOCAB),
     "an id twice": lambda ids, _: ids.__setitem__((2, 1), ids[2, 2]),
-    "a sum that is not 1": lambda _, probs: probs.__setitem__((0, 1), 0.5),
+    "a sum above 1": lambda _, probs: probs.__setitem__((0, 1), 0.5),
+    "a sum below 1": lambda _, probs: probs.__setitem__((0, 1), 0.24),
     "no finite number": lambda _, probs: probs.__setitem__((0, 1), np.inf),
     "not a number": lambda _, probs: probs.__setitem__((0, 1), np.nan),
     "below 0": lambda _, probs: probs.__setitem__((0, slice(0, 2)), (0.75, -0.25)),

@@ -163,7 +163,7 @@ REPORT = PassReport(
     None,
     [(ScoredToken(-0.5, (1,), (-0.25,)),) * 3, (), ()],
     np.array([[1.0, 0.5], [0.5, 0.25], [0.25, 0.0], [np.nan, np.nan]], np.float32),
-    (Draws("v", 1, (1,) + (0,) * 63, 0.5, 0.25, 1, 0.5, 0.25),),
+    (Draws("v", 3, (3,) + (0,) * 63, -0.5, 0.4, 2, 0.1, 0.2),),
     1000,
 )
 SCORED = ScoredPrompt(
@@ -228,7 +228,7 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("labels", lambda told: setattr(told, "labels", np.full((4, 2), -0.1, "<f4").tobytes())),
         ("draws.places", lambda told: told.draws[0].places.append(1)),
         ("draws.places", lambda told: setattr(told.draws[0], "slots", 4)),
-        ("draws.drift", lambda told: setattr(told.draws[0], "drift", 1.5)),
+        ("draws.drift", lambda told: setattr(told.draws[0], "drift", 3.5)),
         ("draws.drift", lambda told: setattr(told.draws[0], "drift", float("nan"))),
         ("draws.variance", lambda told: setattr(told.draws[0], "variance", -1.0)),
         ("draws.variance", lambda told: setattr(told.draws[0], "variance", float("inf"))),
