@@ -144,6 +144,18 @@ def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelTyp
 
 
 @every_family
+def test_a_context_that_is_opened_again_starts_over(kind: Kind, model_type: ModelType) -> None:
+    drafter = family_drafter(kind, model_type)
+    engine = _engine(drafter)
+    for seed, count in ((3, 30), (4, 12)):
+        ids, taps, rows = _text(drafter, seed)
+        _open(engine, 1)
+        assert _send(engine, 1, ids, rows, 0, count) == count
+        (block,) = engine.draft([_item(1, ids, count)])
+        assert list(block.token_ids) == _expected(drafter, ids, taps, count)
+
+
+@every_family
 def test_a_context_that_the_anchor_does_not_continue_is_no_context(
     kind: Kind, model_type: ModelType
 ) -> None:
