@@ -68,6 +68,14 @@ def test_prompts_that_are_not_found_in_the_prefix_cache_are_told(
     assert matrix.run(FAMILIES["qwen3"], tmp_path).wrong == missed
 
 
+def test_a_family_that_answers_with_near_ties_alone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "CLEAR", 1e9)
+    with pytest.raises(RuntimeError, match="none of 20 prompts of 5 tokens"):
+        matrix.run(FAMILIES["qwen3"], tmp_path)
+
+
 @pytest.mark.parametrize("name", ["gemma3n", "deepseek_v4"])
 def test_streams_of_a_token_are_tapped_as_their_mean_wherever_they_lie(name: str) -> None:
     model, ids = model_of(FAMILIES[name]), torch.arange(1, 21)

@@ -10,6 +10,7 @@ import torch
 
 from dspark.model.checkpoint import LoadedTarget, load_target
 from tests.architectures.serving import prompt as tokens
+from verify_service import self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
 
@@ -52,6 +53,18 @@ def test_long_contexts_are_viewed_and_short_ones_share_a_gather(target: LoadedTa
     rows = runner.run(tail, None).logits.split(4)
     for s in range(3):
         torch.testing.assert_close(rows[s], alone(target, ids[s])[-4:], **CLOSE)
+
+
+def test_the_self_test_catches_a_wrong_runner(target: LoadedTarget) -> None:
+    cases = self_test.expected(target)
+
+    class Forgetful(ModelRunner):
+        """Every chunk starts over, as an engine that loses its cache would."""
+
+        def run(self, segments, rows):
+            return super().run([Segment(s.key, 0, s.token_ids, s.slots) for s in segments], rows)
+
+    assert "differ" in (self_test.disagreement(Forgetful(target.model, None, 256), cases) or "")
 
 
 def test_a_long_prefix_does_not_pad_single_tokens(target: LoadedTarget) -> None:
