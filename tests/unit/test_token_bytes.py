@@ -66,3 +66,11 @@ def test_single_bytes_and_spaces_are_themselves(name: str, tmp_path: Path) -> No
     assert words is not None
     assert words[1:257] == [bytes([byte]) for byte in range(256)]
     assert words[257:] == [b" ", b" x", b"a", b"  b", "süß".encode(), "🙂".encode()]
+
+
+def test_what_settings_alone_call_special_is_no_text(tmp_path: Path) -> None:
+    made(None, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    words = read_token_bytes(tmp_path, len(WORDS))
+    assert words is not None
+    assert words[WORDS.index("a")] == b""

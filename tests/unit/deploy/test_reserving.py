@@ -228,11 +228,11 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     other = tmp_path / "other names"
     GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
     assert verifier(other, kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert verifier(other, kv_tokens=1000) == 0, "nothing knows them"
     assert verifier("no/such-model") == 0, "what is elsewhere is not weighed"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
     assert verifier(tmp_path / "broken") == 0, "the worker says what is wrong"
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert verifier(other, kv_tokens=1000) == 0, "nothing knows them"
     synthetic = footprint.of(ProcessRole.VERIFY, {"engine": "synthetic"})
     assert synthetic == footprint.of(ProcessRole.COORDINATOR, {}) == footprint.LIGHT

@@ -12,6 +12,8 @@ from faults.bad_checkpoints import CONFIGS, WEIGHTS
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
+from dspark.model.target_check import check_target_headers
+from dspark.model.weights_file import read_directory
 from tests.unit.model.golden import DATA, altered
 
 PAIR = DATA / "pair"
@@ -34,3 +36,9 @@ def test_it_is_refused_by_name(
     with pytest.raises(CheckpointError, match=named) as refused:
         load(folder)
     assert str(refused.value).startswith(f"{folder}")
+
+
+def test_a_tensor_too_many_of_a_target_is_refused_before_the_library_reads_any() -> None:
+    entries = read_directory(PAIR / "target")
+    with pytest.raises(CheckpointError, match="unexpected keys: extra"):
+        check_target_headers(PAIR / "target", entries | {"extra": entries["model.norm.weight"]})

@@ -68,7 +68,7 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(
     found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
     drafter.zero_grad()
     steps = drafter.config.block_size if kind == "eagle3" else 1
-    plain, counts = torch.zeros(()), [0] * steps
+    plain, counts, accepted = torch.zeros(()), [0] * steps, [0.0] * steps
     for step, hidden in enumerate(
         drafter.forward_steps(features=features, input_ids=case["input_ids"], steps=steps)
     ):
@@ -88,8 +88,11 @@ def test_the_loss_is_the_formula_and_so_are_its_gradients(
                     term = -logged[row, i, case["input_ids"][row, i + 2 + step]]
                 plain = plain + 0.8**step * term
                 counts[step] += 1
+                off = wanted[row, i + 1 + step] - logged[row, i].detach().exp()
+                accepted[step] += 1.0 - 0.5 * float(off.abs().sum())
     plain = plain / (BATCH if kind == "eagle3" else sum(counts))
     assert lean.sums.slots.tolist() == counts
+    assert lean.sums.accepted.tolist() == pytest.approx(accepted, rel=1e-4)
     assert torch.allclose(lean.objective / lean.sums.denominator, plain, rtol=1e-5)
     plain.backward()
     expected = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
