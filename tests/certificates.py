@@ -1,7 +1,5 @@
 """Certificates for tests: two authorities that know nothing of each other."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `dspark`, as a user runs it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -5,8 +5,6 @@ The toy target of `fakes` says what follows; its drafter is wrong where the posi
 of `wrong_every`. Every wait costs nothing, and a run is a function of what the story does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ every run. Counted are calls of functions of the project's own rooms, the files 
 stays: how often the file changes, by a call or by a return.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import dataclass, field

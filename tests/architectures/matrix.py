@@ -7,8 +7,6 @@ library's `generate`.
 A wrong id, an error and a backend other than the table's are all told by name.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """langchain-openai."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

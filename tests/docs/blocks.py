@@ -9,8 +9,6 @@ A fence's first word is its language. A block of commands or of Python may carry
     other      needs what one machine does not have: a hub, docker, a GPU, a cluster
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

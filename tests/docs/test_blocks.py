@@ -1,7 +1,5 @@
 """Every command block of the pages is run, or at least understood: what a reader types works."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

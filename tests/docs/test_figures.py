@@ -6,8 +6,6 @@ is a list of them. What stands in the brackets must be that number rounded to as
 % a hundredfold of it, with GB behind it a billionth.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six
 columns."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator

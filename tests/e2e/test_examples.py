@@ -1,8 +1,6 @@
 """The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as
 grpcurl uses it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A program that is interrupted tidies up."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Three processes started by hand: the answers of the system are those of the target alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The whole chain on a target it has never seen: a folder and prompts in, a serving drafter and a
 report out."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

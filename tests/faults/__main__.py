@@ -9,8 +9,6 @@ itself: what it had printed by then counts, and each statement that it owes is a
 All rows are saved in benchmarks/results, with the command, the commit, the machine and the date.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

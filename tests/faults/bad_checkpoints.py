@@ -1,7 +1,5 @@
 """Ways for a checkpoint to be wrong: each takes a copy of a sound folder and changes one thing."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

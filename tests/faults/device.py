@@ -1,8 +1,6 @@
 """The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it
 is said to take."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

@@ -6,8 +6,6 @@ from such traces, sizes and times alone, and says how often it names the right q
 ones.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -10,8 +10,6 @@ process before the bridge's port, from it before its own. Nothing of the machine
 touched, and all of it goes with its processes. Needs root, and `unshare`, `nsenter`, `ip` and `tc`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

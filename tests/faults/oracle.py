@@ -7,8 +7,6 @@ recorded choices lead to, see `tape`. Where no choices were recorded, a token at
 that its law can give.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

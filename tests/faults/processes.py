@@ -11,8 +11,6 @@ know workers by the address of a proxy of their own; with "kernel" by their own 
 of their own (`namespaces`).
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from pathlib import Path

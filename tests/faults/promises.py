@@ -6,8 +6,6 @@ promise. A story is drawn from a seed and made of requests under all laws: greed
 the ratio rules.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

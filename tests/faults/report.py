@@ -5,8 +5,6 @@ What a row measured stands there as it was saved, so a figure cannot differ from
 compares both.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -7,8 +7,6 @@ with SecuredCell() as cell:
     cell.listeners()        # every socket its processes listen on
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from typing import Any, Self

@@ -14,8 +14,6 @@ the device's thread (`device`), clocks and `secrets.randbits`; so a story with a
 story every time, and ten simulated minutes take as long as what is computed in them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Simulated time for the whole process: a loop that jumps, and every clock on its time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

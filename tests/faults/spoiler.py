@@ -6,8 +6,6 @@ too few, bytes of the wrong length, a number that is none. `legal=False` leaves 
 could be meant.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any

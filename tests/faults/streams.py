@@ -5,8 +5,6 @@ What was said is judged afterwards by the target alone, stream by stream (`oracl
 and `coupled` every id, under the ratio rules whether each token is one that its law can give.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

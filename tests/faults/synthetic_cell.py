@@ -5,8 +5,6 @@ Both exist so that thousands of requests and hundreds of streams fit on a small 
 measured is admission, streams and their bounds, not a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -8,8 +8,6 @@ two; drafts must have been drawn from the q that came with them; rows must be th
 alone gives at their positions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 that died does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum

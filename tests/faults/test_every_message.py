@@ -1,8 +1,6 @@
 """The story of row 15 in which every message between a verifier and its drafters is hurt; the row
 hurts all others too."""
 
-from __future__ import annotations
-
 import pytest
 
 from faults.boundaries import kinds

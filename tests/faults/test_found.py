@@ -1,7 +1,5 @@
 """What the rows found once, as fixed examples."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

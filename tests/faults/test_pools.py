@@ -2,8 +2,6 @@
 deployment over real processes, sixteen streams, and every answer the one an undisturbed cell gives.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager

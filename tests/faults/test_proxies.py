@@ -1,7 +1,5 @@
 """Connections between real processes that are cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from faults.processes import FaultCell

@@ -1,7 +1,5 @@
 """The table of rows names programs that are there, each beside its document."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The simulated cell: what runs in it is the real thing, stories repeat themselves, and faults do
 what they say."""
 
-from __future__ import annotations
-
 import asyncio
 
 from faults.boundaries import kinds

@@ -6,8 +6,6 @@ collected or that do not end are no catch. The tests are first run once on the r
 they must pass.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import multiprocessing

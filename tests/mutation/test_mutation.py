@@ -1,7 +1,5 @@
 """The tests notice bugs that are put in: some of them here, all by `make mutants`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

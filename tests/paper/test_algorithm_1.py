@@ -6,8 +6,6 @@ seconds = 1 / SPS. It walks survivals that are a round old and looks at all size
 then; where it stops is the price, and a verifier takes the slots that reach it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

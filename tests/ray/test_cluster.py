@@ -1,7 +1,5 @@
 """One local Ray cluster, brought up and taken down by the commands a user types."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -1,8 +1,6 @@
 """A drafter of the tests' own: it greets as it is told to and answers orders by a function; with
 what it may lie."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

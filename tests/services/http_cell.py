@@ -1,7 +1,5 @@
 """A cell with an HTTP front on an event loop of its own, for clients that block."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from collections.abc import Coroutine, Mapping

@@ -1,8 +1,6 @@
 """A coordinator with the real workers over loopback gRPC, all in this process, on the golden
 pair."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A drafter over loopback: which rows it takes in, and which it drops and counts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ must be those of the target alone: each the likeliest of its row, or the winner 
 the tokens before it, where the target knows no near-tie.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

@@ -5,8 +5,6 @@ Weights are the reference's where they are present and random ones otherwise; a 
 is the target itself has all its drafts accepted, which only a right context allows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,8 +1,6 @@
 """Front ends of their own before one coordinator: the same answers, and what happens when either
 side goes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

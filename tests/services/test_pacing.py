@@ -1,8 +1,6 @@
 """Answers under a pace: messages of one size, and as many for an answer that came fast as for one
 that came slowly."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

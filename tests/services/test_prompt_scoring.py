@@ -1,8 +1,6 @@
 """Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the
 library."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Ready means ready: whoever is told that a cell serves is not the first to make it work."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """A drafter of another projection takes over under load: no answer fails or changes, every lane has
 a drafter."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What goes wrong around rounds: drafters that hang, lie or are somebody else, coordinators that
 fall silent or talk nonsense. Answers are the target's in the end, and nothing stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -5,8 +5,6 @@ What is claimed is computed anew beside it, by a plain forward of the target. La
 `test_equals_reference`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A client that stops reading, on a real connection: freed in time, told why when it reads on, a
 neighbour unharmed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Synthetic workers behind real services, fed by a real coordinator."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

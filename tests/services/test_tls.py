@@ -1,8 +1,6 @@
 """TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a
 running server."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import json

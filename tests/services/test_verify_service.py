@@ -1,8 +1,6 @@
 """A verifier over loopback: what it says of itself, caches of each request's own, pages that run
 out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

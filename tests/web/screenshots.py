@@ -1,8 +1,6 @@
 """Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in
 both schemes and on a phone."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make wire-law`: the whole thing, or a setting of it; one JSON object a line with --json."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ ways. What may come is read off the list of texts alone, and the target's law of
 enumerated by transformers and numpy: no part of the product computes what is expected.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

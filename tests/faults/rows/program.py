@@ -4,8 +4,6 @@ Each has `rows`, which takes what was asked for and yields what it found, and ma
 its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

@@ -5,8 +5,6 @@ are asked for in waves, so that kills hit prefills, first and last tokens too. A
 silence of a stream around a kill.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from faults.processes import FaultCell

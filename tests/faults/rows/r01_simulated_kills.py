@@ -6,8 +6,6 @@ token, inside a round, between a verdict and its commit, on the last token. Each
 requests, kills the verifier that holds most of them, and starts it again.
 """
 
-from __future__ import annotations
-
 import random
 
 from benchmarks.row import note

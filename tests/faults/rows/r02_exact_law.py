@@ -6,8 +6,6 @@ verifiers go by deciding how much of every block it sees. Tables of eight kinds,
 ties and zeros among them.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ The everyday form takes every third of those in the rules, which spares processo
 form takes all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -6,8 +6,6 @@ schema, over streams beside which an honest one decodes. Then a coordinator, in 
 whose workers' events are spoiled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -6,8 +6,6 @@ Then the process goes on (its late words must change nothing) and is taken in ag
 every processor is kept busy for a while, and nobody may be let go for being slow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

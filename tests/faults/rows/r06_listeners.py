@@ -6,8 +6,6 @@ certificate, with one of another authority, and with one of ours by somebody wit
 role is another; over gRPC on every method of the protocol, and over HTTP.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from collections import Counter

@@ -6,8 +6,6 @@ every bytes field and a hand-over go on; that no source has calls that could is 
 path of a request, and are not looked at here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from typing import Any

@@ -9,8 +9,6 @@ load is gone.
 Refusals are timed by a client in a process of its own, since the one that floods is busy flooding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -7,8 +7,6 @@ has it. The same storm blows at a bare server, whose handler returns nothing and
 else to do: what the library and this machine leave to be had.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

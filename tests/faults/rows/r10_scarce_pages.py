@@ -6,8 +6,6 @@ a preempted sequence that nobody took meanwhile are found again by the prefix ca
 measured with it as it is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -7,8 +7,6 @@ cost beside plain decoding. The coupled rule's law under such drafts is enumerat
 `tests/unit/decoding/test_exact_law.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -6,8 +6,6 @@ of the same streams under the policy `off`; `back_s` the time from the drafters'
 round with a draft.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

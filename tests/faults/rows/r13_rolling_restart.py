@@ -5,8 +5,6 @@ One round restarts all verifiers and drafters, one after the other, each when th
 connected again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 

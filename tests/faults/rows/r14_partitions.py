@@ -8,8 +8,6 @@ another one (every 15 in the long form), in a direction drawn from a seed. A fra
 client; each is checked against the offset before it and, in the end, against the target alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

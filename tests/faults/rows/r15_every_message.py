@@ -6,8 +6,6 @@ never says counts as not covered, and is named. Simulated time; the real coordin
 client on the real pair, requests under all laws.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

@@ -5,8 +5,6 @@ The machine is `faults.machine`; what it ever finds becomes a fixed example in
 tests/faults/test_found.py.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 import traceback

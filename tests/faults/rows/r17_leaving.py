@@ -7,8 +7,6 @@ seen to be dead. The other path of gRPC's, a cancel that meets a pending write, 
 is shown by `r17_real_leaving`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from functools import partial

@@ -5,8 +5,6 @@ Ways: leaving the loop, closing the connection, a deadline that passes, and a cl
 with SIGKILL.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

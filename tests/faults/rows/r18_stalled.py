@@ -7,8 +7,6 @@ is felt; with gRPC's own windows two to six megabytes of an answer leave before 
 notice, and cost the kernel's memory instead of the coordinator's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ interface has such a field, over HTTP; and one of commands to the workers. Proce
 peak of resident memory are the server's, as the kernel counts them.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -7,8 +7,6 @@ A verifier and a drafter are killed on the way and come back, pages that were co
 found again. That processes answer as transformers do is for row 34 and `tests/e2e`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

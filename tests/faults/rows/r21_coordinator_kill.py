@@ -7,8 +7,6 @@ shown can only be known from the journal. An offset that does not follow from th
 the program.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 

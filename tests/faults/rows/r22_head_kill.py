@@ -7,8 +7,6 @@ drafter is killed too; once the head is back the controller has to find that out
 one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

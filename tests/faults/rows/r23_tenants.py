@@ -7,8 +7,6 @@ the flood. All in simulated time: the real coordinator, admission and front desk
 their tokens, workers whose passes take 15 and 2 ms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -5,8 +5,6 @@ name with two addresses. Counted are calls that arrive, against requests that we
 retries alone, which are up to four attempts each, there would be about twice as many.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

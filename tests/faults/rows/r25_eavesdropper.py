@@ -9,8 +9,6 @@ was too weak to say anything of the pace. The size of the question itself is the
 and is left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

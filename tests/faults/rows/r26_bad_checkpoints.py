@@ -7,8 +7,6 @@ is the demo's, whose files are large enough for memory to show; each copy is mad
 process and loaded in another, whose memory is watched.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

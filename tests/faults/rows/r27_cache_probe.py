@@ -7,8 +7,6 @@ spare, shows that the measurement would see a difference. A cache salt and a req
 the first tenant's names are tried as well.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time

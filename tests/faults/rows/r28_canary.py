@@ -7,8 +7,6 @@ and every error text are searched for the canaries: as text, as token ids, as ba
 words.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

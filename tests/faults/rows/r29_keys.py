@@ -5,8 +5,6 @@ from nowhere: a key that is missing, wrong, cut, of another role or in another c
 each. And over HTTP on every page.
 """
 
-from __future__ import annotations
-
 import ast
 import tempfile
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ growth is Theil-Sen's slope over the second half, and the bar is held against th
 interval.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

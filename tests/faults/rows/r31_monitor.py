@@ -10,8 +10,6 @@ acceptance stays what it was; `warm` drafts at temperature 0.9 what it tells as 
 from bfloat16.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

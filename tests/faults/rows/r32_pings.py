@@ -5,8 +5,6 @@ Both wait on a stream that says nothing for a minute, as a long prefill does. Pr
 watch each other more closely than strangers may: on a worker's listener a ping a second is welcome.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

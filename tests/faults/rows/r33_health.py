@@ -6,8 +6,6 @@ Clients ask for `dspark.wire.v1.Generation`: SERVING while requests are taken in
 own name says that it lives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -6,8 +6,6 @@ processes in fp32. Every answer is gone over by one forward pass of transformers
 led by less than a near-tie is counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from benchmarks.pair import DOMAINS, shipped_pair

@@ -7,8 +7,6 @@ real pair; what it costs from the alarm on, later trials included, is told besid
 engines without weights in simulated time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

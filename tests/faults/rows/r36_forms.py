@@ -6,8 +6,6 @@ coordinator, which has a journal, are killed at moments drawn from a seed and st
 ask for the rest of their answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

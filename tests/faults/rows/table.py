@@ -1,8 +1,6 @@
 """Which rows there are, by which programs, and how long they may take. A new row is a line here and
 a program there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,8 +1,6 @@
 """The worth of a block is the mean of what the rules themselves decide, and one pass gives the laws
 of many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The load generator's bookkeeping: what counts, from when, and what is left out."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Who watches a request and leaves is let go, also in the turn in which a round comes."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -8,8 +8,6 @@ tokens are committed. `TokenRounds` and `BlockRounds` are the two ratio rules; t
 no coins to integrate, and says what plain decoding says: `test_real_draws`, `test_acceptance`.
 """
 
-from __future__ import annotations
-
 import abc
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

@@ -7,8 +7,6 @@ reported, one report late where the loop may run ahead. A `Setting` can plan whi
 way, or settle a sequence for what its pass is about to say: a sound loop is exact under both.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy

@@ -1,8 +1,6 @@
 """The corners of the rule, what is refused, and that a packed pass judges each sequence as if it
 were alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ No sampling: `enumeration` integrates the coins of the real acceptance code, wit
 verifiers go by deciding how much of every block it sees.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

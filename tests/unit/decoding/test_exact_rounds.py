@@ -5,8 +5,6 @@ No sampling: `round_walk` drives the real loop through every block, every coin a
 sequences at a time, so that the joint law has to be the product.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ The expected laws are written out here on plain floats. `tests/mutation` puts bu
 and expects these tests, among others, to fail.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 

@@ -1,8 +1,6 @@
 """Passes judged on the device: the same verdicts as by the rules on the host, and one wait,
 whatever is in them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The generator is Philox4x32-10 and every draw has one name."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,8 +1,6 @@
 """The oracle decodes, names every draw once, and is reproduced by its own record; the distributed
 system says what it says: `test_equals_reference`."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace

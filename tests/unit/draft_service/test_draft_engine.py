@@ -1,7 +1,5 @@
 """Blocks: equal alone and in company, reproducible from their keys, empty for a reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Drafts imitate what a law makes of logits, with the history that came along with the rows and the
 anchor."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What leaves the walk is what was drawn from, and no confidence knows its own token."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Tiny GGUF files, written the way llama.cpp's converter does, from random models of the
 library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

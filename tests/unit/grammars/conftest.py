@@ -1,7 +1,5 @@
 """The grammars of the tiny target, for which there is time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether a text fits a form at the tiny target, and compilers for smaller ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -1,8 +1,6 @@
 """Rounds under a grammar follow the law of plain decoding under it exactly, whatever is
 drafted."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Grammars of the tiny target, compiled in children of their own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

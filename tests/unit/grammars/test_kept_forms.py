@@ -1,7 +1,5 @@
 """What answers may be: every one that ends is in its form, and what cannot be kept is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,8 +1,6 @@
 """Forms that read one text in too many ways are refused wherever that begins; those that people
 write are not."""
 
-from __future__ import annotations
-
 import json
 import random
 

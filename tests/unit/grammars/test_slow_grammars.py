@@ -1,8 +1,6 @@
 """An answer whose form takes ever longer to follow comes to an end; one on a busy machine does
 not."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

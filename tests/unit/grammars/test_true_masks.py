@@ -1,7 +1,5 @@
 """A mask allows what the matcher accepts, and nothing else: found by trying every token."""
 
-from __future__ import annotations
-
 import json
 import random
 

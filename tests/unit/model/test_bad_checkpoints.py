@@ -1,8 +1,6 @@
 """Whatever can be wrong with a checkpoint is refused by both loaders, by the name of what is wrong:
 the cases of `tests/faults`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ and draft.
 Each is the shipped drafter, or a random one, written the way that trainers write theirs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

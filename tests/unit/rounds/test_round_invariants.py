@@ -1,8 +1,6 @@
 """What `RoundLoop` promises of every round, R1 to R11, one by one. `test_lane_storms` asserts most
 of them again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every row of the table of a sequence at its verifier, through `RoundLoop`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

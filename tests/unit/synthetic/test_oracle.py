@@ -1,7 +1,5 @@
 """Acceptance follows the file, confidences are calibrated, and everything repeats."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

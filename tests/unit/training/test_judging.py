@@ -1,8 +1,6 @@
 """`dspark calibrate` and `dspark evaluate` on tiny pairs of several families, from turns to
 figures."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

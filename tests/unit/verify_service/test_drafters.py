@@ -1,8 +1,6 @@
 """What a verifier takes of a drafter's blocks: the answer to an order of its own to that drafter,
 once."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Small pools and few sequences are measured as far as they go, or not at all; they never stop a
 start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows on their way to a drafter: who waits for room, and when nobody waits any longer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

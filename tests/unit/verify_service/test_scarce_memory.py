@@ -1,8 +1,6 @@
 """Steps of an engine whose memory is short, whose prompts ride in rounds, and whose prefixes are
 kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Laws that shape logits in the engine: what is counted, what survives a hand-over, what is
 refused, what is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

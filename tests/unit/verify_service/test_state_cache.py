@@ -1,8 +1,6 @@
 """States kept for prompts that begin alike: found by tokens and tenant, within their bytes, and
 right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 after the other, and whatever is freed, opened or asked for meanwhile changes nothing of what is
 under way."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator, Sequence

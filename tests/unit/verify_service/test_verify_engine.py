@@ -1,8 +1,6 @@
 """The engine by itself: features are projected taps, rows of rejected tokens never leave, room
 always comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
