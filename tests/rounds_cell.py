@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from fakes import VOCAB, after, answer_of, read
-
 from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.config import CoordinatorConfig
@@ -34,6 +32,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import SamplingParams
+from tests.fakes import VOCAB, after, answer_of, read
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from faults.simulated import SimulatedCell, simulate
+
+from tests.faults.simulated import SimulatedCell, simulate
 
 ROOMS = ("coordinator", "dspark", "verify_service", "draft_service")
 NAMED = f"{Path(__file__).parents[1]}/"

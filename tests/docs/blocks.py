@@ -114,7 +114,7 @@ def environment(home: Path) -> dict[str, str]:
         **os.environ,
         "PATH": path,
         "DSPARK_HOME": str(home),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         # a tiny pair needs no long curves

@@ -6,9 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import MARKS, PAIR, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run
 
 from dspark.cli.main import build_parser
+from tests.docs.blocks import (
+    MARKS,
+    PAIR,
+    ROOT,
+    RUNNABLE,
+    Block,
+    blocks,
+    commands,
+    environment,
+    filled,
+    run,
+)
 
 EVERY = list(blocks())
 RUN = [block for block in EVERY if block.language in RUNNABLE]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import PAGES, ROOT
+
+from tests.docs.blocks import PAGES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 EVERY = [*PAGES, ROOT / "ARCHITECTURE.md"]

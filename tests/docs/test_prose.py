@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import PAGES, ROOT
+
+from tests.docs.blocks import PAGES, ROOT
 
 EVERY = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 LINES, COLUMNS, WIDTH = 6, 6, 120

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from faults.pair import DRAFTER, TARGET
+
+from tests.faults.pair import DRAFTER, TARGET
 
 
 @pytest.mark.slow

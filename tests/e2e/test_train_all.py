@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.pair import TARGET
 
 from dspark.model.checkpoint import load_drafter
 from tests.commands import dspark
+from tests.faults.pair import TARGET
 
 SHORT = "--layers 1 --anchors 4 --markov-rank 4 --block-size 3 --held-out 2 --held-out-share 0.2"
 LEAST = "--min-supervised 4 --device cpu"

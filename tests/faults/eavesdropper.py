@@ -11,7 +11,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from faults.tcp_proxy import TcpProxy
+from tests.faults.tcp_proxy import TcpProxy
 
 BIN_S, BINS, FIRST = 0.025, 160, 64
 NEIGHBOURS = 5

@@ -20,7 +20,7 @@ from dspark.decoding.gumbel import NEAR_TIE, times, winners
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams
-from faults.pair import TARGET
+from tests.faults.pair import TARGET
 
 SLACK = 1e-3  # nats by which rounding may move a token over the edge of a truncation
 NOT_LAW = (

@@ -14,8 +14,8 @@ from typing import Any, Self
 import psutil
 
 from dspark.client import Client
-from faults.processes import FaultCell
 from tests.certificates import Authority
+from tests.faults.processes import FaultCell
 from tests.keys import key_files, token_files
 
 TENANTS = ("acme", "globex")

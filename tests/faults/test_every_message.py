@@ -3,9 +3,9 @@ hurts all others too."""
 
 import pytest
 
-from faults.boundaries import kinds
-from faults.plan import Action, Plan, once, storm
-from faults.rows.r15_every_message import TOO_SMALL, hurt_by
+from tests.faults.boundaries import kinds
+from tests.faults.plan import Action, Plan, once, storm
+from tests.faults.rows.r15_every_message import TOO_SMALL, hurt_by
 
 SPOKEN = sorted(
     {kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))}

@@ -3,8 +3,8 @@ Rows tell many and walk for longer, and `make broken` shows that each promise ca
 
 import pytest
 
-from faults.machine import CellMachine, walk
-from faults.promises import PROMISES
+from tests.faults.machine import CellMachine, walk
+from tests.faults.promises import PROMISES
 
 
 @pytest.mark.parametrize("name", PROMISES)

@@ -3,10 +3,10 @@ what they say."""
 
 import asyncio
 
-from faults.boundaries import kinds
-from faults.plan import Action, Plan, storm
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults.boundaries import kinds
+from tests.faults.plan import Action, Plan, storm
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 PROMPT = [5, 9, 17, 33]
 

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from faults.promises import PROMISES
 
+from tests.faults.promises import PROMISES
 from tests.mutation import bugs
 from tests.mutation.bugs import BUGS, LISTS, ROOT, node
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from algorithm_1 import lengths_of
 
 from coordinator.planning.options import walk
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.rounds.survival import survival
+from tests.algorithm_1 import lengths_of
 
 Lengths = tuple[int, ...]
 Sps = Callable[[int], float]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.oracle import plain_greedy
 
 from dspark.errors import Unavailable
+from tests.faults.oracle import plain_greedy
 from tests.services.cell import Cell, health
 from tests.waiting import until
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import oracle
-from faults.pair import DRAFTER, TARGET, prompt
-from faults.tape import Tape
 
+from tests.faults import oracle
+from tests.faults.pair import DRAFTER, TARGET, prompt
+from tests.faults.tape import Tape
 from tests.services.cell import Cell
 from tests.waiting import until
 

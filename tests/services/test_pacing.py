@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
@@ -22,6 +21,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from tests.services.cell import Cell
+from tests.synthetic_file import synthetic_file
 
 FRAME = 1024
 

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import pytest_asyncio
 import torch
-from faults import oracle
 
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import echo_logprobs
@@ -28,6 +27,7 @@ from dspark.client import (
     Usage,
 )
 from dspark.types import MAX_PROMPT_LOGPROBS
+from tests.faults import oracle
 from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell
 from tests.waiting import wait_until

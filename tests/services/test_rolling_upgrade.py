@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.streams import Stream, asking
 from safetensors.torch import load_file, save_file
 
+from tests.faults.streams import Stream, asking
 from tests.services.cell import Cell
 from tests.waiting import until
 

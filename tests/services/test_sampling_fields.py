@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from faults import oracle
 
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.decoding.reference import Target
+from tests.faults import oracle
 from tests.services.cell import Cell
 
 PROMPT = [7, 19, 3, 50, 7, 21]

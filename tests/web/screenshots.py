@@ -71,7 +71,7 @@ def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
     """Changing load, then a conversation alone, and its last answer without drafts beside it."""
     context = browser.new_context(
         viewport={"width": shot.width, "height": shot.height},
-        color_scheme=shot.scheme,  # type: ignore[arg-type]
+        color_scheme=shot.scheme,
         device_scale_factor=shot.scale,
         is_mobile=shot.phone,
         has_touch=shot.phone,

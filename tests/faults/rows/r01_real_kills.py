@@ -7,9 +7,9 @@ silence of a stream around a kill.
 
 import asyncio
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, hurt, judged, wave
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.streams import PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 160
 KILLS, LONG_KILLS = 6, 200

@@ -11,10 +11,10 @@ import pickle
 from typing import Any
 
 from benchmarks.row import note
-from faults.attack import attack
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.watch import Watch
+from tests.faults.attack import attack
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.watch import Watch
 
 
 class _Bomb:

@@ -1,7 +1,7 @@
 """Row 16: random commands against coordinator, pages and scheduler, with a model beside them; no
 invariant breaks.
 
-The machine is `faults.machine`; what it ever finds becomes a fixed example in
+The machine is `tests.faults.machine`; what it ever finds becomes a fixed example in
 tests/faults/test_found.py.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from hypothesis import Phase, seed
 
 from benchmarks.row import note
-from faults.machine import CellMachine, walk
-from faults.rows.program import Args, Rows, statement
+from tests.faults.machine import CellMachine, walk
+from tests.faults.rows.program import Args, Rows, statement
 
 EACH = 40
 

@@ -12,11 +12,11 @@ import random
 from typing import Any
 
 from benchmarks.row import note
-from faults import pair
-from faults.promises import PATIENT, drawn, judged, take_out_youngest
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.promises import PATIENT, drawn, judged, take_out_youngest
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell
+from tests.faults.streams import Stream
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
 CELL: dict[str, Any] = {

@@ -10,9 +10,9 @@ the program.
 import asyncio
 import tempfile
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import ALL_PARAMS, PATIENT, hurt, judged, wave
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.streams import ALL_PARAMS, PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 200
 KILLS, LONG_KILLS = 3, 30

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
 
 SILENCE_S = 62.0
 CUT_WITHIN_S = 30.0

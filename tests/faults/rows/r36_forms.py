@@ -15,10 +15,10 @@ from typing import Any
 import jsonschema
 from tokenizers import Tokenizer
 
-from faults.pair import COUPLED, GREEDY, TARGET, prompt
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, hurt
+from tests.faults.pair import COUPLED, GREEDY, TARGET, prompt
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import Stream, hurt
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100

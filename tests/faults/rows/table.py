@@ -20,7 +20,7 @@ class Entry:
     @property
     def command(self) -> list[str]:
         """Behind `python -m`."""
-        return ["faults.rows", *self.words.split(), "--json"]
+        return ["tests.faults.rows", *self.words.split(), "--json"]
 
 
 QUICK: tuple[Entry, ...] = (

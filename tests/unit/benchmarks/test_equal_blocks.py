@@ -4,12 +4,12 @@ of many."""
 import numpy as np
 import pytest
 import torch
-from forced_coins import judged
 
 from benchmarks.ablations.equal_blocks import committed, probs_behind
 from dspark.decoding.gumbel import times, winners
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 from tests.architectures.families import FAMILIES, model_of
+from tests.forced_coins import judged
 
 VOCAB, SLOTS, DRAWS = 6, 4, 4000
 AT = Cursor(1, 1, 1, 11)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from faults.simulation import Simulation
 
 from dspark.client import Speculation
 from dspark.errors import InvalidRequest, Overloaded
@@ -18,6 +17,7 @@ from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
 from dspark.loadgen.summary import spread, summarise
 from dspark.plots import check, check_file
+from tests.faults.simulation import Simulation
 
 QUESTION = Question((1, 2, 3))
 

@@ -275,8 +275,9 @@ def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[
                 after = (committed + tokens)[:horizon]
                 yield (after, then if len(after) < horizon else 0), chance * share
 
+    first: tuple[Tokens, int] = (), 0
     ended = spread(
-        ((), 0),
+        first,
         moves,
         over=lambda state: len(state[0]) == horizon,
         order=lambda state: len(state[0]),
@@ -320,7 +321,7 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
     weight, cap = (
         float(rng.uniform(0.5, 2.0)),
-        int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)])),
+        int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))])),
     )
     match policy:
         case Fixed(slots):
@@ -360,7 +361,7 @@ SHAPES = (
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
     """One of `KINDS`. Confidences depend on the drafted prefix, and not at all on p and q."""
     rng = np.random.default_rng(seed)
-    vocab, block, horizon = shapes[rng.integers(0, len(shapes))]
+    vocab, block, horizon = shapes[int(rng.integers(0, len(shapes)))]
 
     def rows(contexts: int, slots: int) -> Rows:
         p, q = KINDS[kind](rng, contexts, slots, vocab)

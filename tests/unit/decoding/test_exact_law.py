@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from enumeration import (
+
+from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
+from tests.unit.decoding.enumeration import (
     KINDS,
     BlockRounds,
     Prefix,
@@ -29,8 +31,6 @@ from enumeration import (
     real_plan,
     variation,
 )
-
-from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
 Laws = tuple[dict[Tokens, float], dict[Tokens, float]]
 TABLES_PER_CELL = 10

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from enumeration import (
+
+from dspark.rounds import passes
+from dspark.rounds.loop import RoundLoop
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+from tests.unit.decoding.enumeration import (
     KINDS,
     BlockRounds,
     CoupledRounds,
@@ -25,11 +29,7 @@ from enumeration import (
     exact,
     variation,
 )
-from round_walk import Confidences, Endless, Setting, Walk
-
-from dspark.rounds import passes
-from dspark.rounds.loop import RoundLoop
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+from tests.unit.decoding.round_walk import Confidences, Endless, Setting, Walk
 
 BOUND = 1e-9
 RULES = {"token": TokenRounds, "block": BlockRounds}

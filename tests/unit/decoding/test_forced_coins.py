@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from forced_coins import judged
 
 from dspark.types import Rule
+from tests.forced_coins import judged
 
 N = 32
 LAST = 1.0 - 2.0**-53

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from named_draws import Name, record
 from torch import Tensor
 
 from dspark.decoding.philox import Purpose
 from dspark.decoding.reference import Pick, RecordedRound, ReferenceRun, generate, replay
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import NO_Q, Rule, SamplingParams
+from tests.unit.decoding.named_draws import Name, record
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)

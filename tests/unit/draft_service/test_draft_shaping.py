@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_steps import draft_engine, item
 
 from draft_service.engine import DraftEngine
 from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
 from dspark.decoding.sparse_q import sound_q
 from dspark.types import Cursor, EmptyReason, SamplingParams
+from tests.draft_steps import draft_engine, item
 
 HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
 ANCHOR = 7

@@ -71,7 +71,7 @@ def write_gguf(
     model: Any,
     architecture: str,
     *,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Path:

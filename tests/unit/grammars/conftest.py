@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from fitting import AT_ONCE, END, TARGET, VOCAB
 from tokenizers import Tokenizer
 
+from tests.unit.grammars.fitting import AT_ONCE, END, TARGET, VOCAB
 from verify_service.grammars import grammars as module
 from verify_service.grammars.grammars import Grammars
 

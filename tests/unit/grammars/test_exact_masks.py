@@ -4,10 +4,20 @@ drafted."""
 import itertools
 
 import pytest
-from masked_walk import BLOCK, GRAMMARS, VOCAB, Round, cut, emitted, matcher_at, over, plain
 
 from dspark.types import NO_Q, Rule, SamplingParams
 from tests.unit.decoding.enumeration import Tokens, variation
+from tests.unit.grammars.masked_walk import (
+    BLOCK,
+    GRAMMARS,
+    VOCAB,
+    Round,
+    cut,
+    emitted,
+    matcher_at,
+    over,
+    plain,
+)
 
 
 @pytest.mark.parametrize(

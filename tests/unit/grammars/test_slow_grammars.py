@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fitting import compiler
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
+from tests.unit.grammars.fitting import compiler
 from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher

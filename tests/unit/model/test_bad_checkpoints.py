@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.bad_checkpoints import CONFIGS, WEIGHTS
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
+from tests.faults.bad_checkpoints import CONFIGS, WEIGHTS
 from tests.unit.model.golden import DATA, altered
 
 PAIR = DATA / "pair"

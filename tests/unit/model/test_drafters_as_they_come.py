@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from draft_steps import draft_engine, fill, item
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.model.formats.report import report
 from dspark.types import Block
+from tests.draft_steps import draft_engine, fill, item
 from tests.unit.model.golden import DATA, TARGET, altered, fresh, without
 
 DRAFTER = DATA / "dspark_vanilla"

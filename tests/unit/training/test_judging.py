@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from draft_steps import draft_engine, fill, item
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
@@ -21,6 +20,7 @@ from dspark.training import asked, evaluate, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
 from dspark.training.disk import write_rows
+from tests.draft_steps import draft_engine, fill, item
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"  # more of them, where they are

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
+from tests.engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_steps import item, judged, take_in, why
-from faults import oracle
 
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from tests.engine_steps import item, judged, take_in, why
+from tests.faults import oracle
 from tests.wire_law.expected import next_law
 from verify_service.engine import VerifyEngine
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, line_up, rows_of, run_all
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
+from tests.engine_steps import GREEDY, line_up, rows_of, run_all
 from verify_service import state_cache, stateful
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
