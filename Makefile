@@ -88,7 +88,7 @@ site: install
 
 # The checks of reliability that take minutes, one JSON object each; see docs/reliability.md.
 faults: install
-	PYTHONPATH=.:tests $(BIN)/python -m faults
+	$(BIN)/python -m tests.faults
 
 # Builds that break one promise each, before the stories that have to notice.
 broken: install
@@ -107,7 +107,7 @@ mutants: install
 
 # Those that take hours.
 faults-long: install
-	PYTHONPATH=.:tests $(BIN)/python -m faults --long
+	$(BIN)/python -m tests.faults --long
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,8 +1,6 @@
 """Algorithm 1 of section 3.2.2 line by line, on live confidences: the yardstick of what plans make
 of old ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

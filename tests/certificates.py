@@ -1,7 +1,5 @@
 """Certificates for tests: two authorities that know nothing of each other."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +29,8 @@ class Authority:
     def tls(self, name: str | None = "node") -> Tls:
         """What the holder of a certificate knows; without a name, whoever has the authority's
         certificate only."""
-        mine = (self.path(f"{name}.crt"), self.path(f"{name}.key")) if name else (None, None)
-        return Tls(*mine, self.path("ca.crt"))
+        ca = self.path("ca.crt")
+        return Tls(self.path(f"{name}.crt"), self.path(f"{name}.key"), ca) if name else Tls(ca=ca)
 
     def context(self, name: str | None = None) -> ssl.SSLContext:
         """The same for HTTPS."""

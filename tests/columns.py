@@ -1,7 +1,5 @@
 """What came for an order, row by row: as tests look at it, one block at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dspark.types import Block, Cursor

@@ -1,7 +1,5 @@
 """The command `dspark`, as a user runs it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +8,7 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from faults.pair import FLAT
+from tests.faults.pair import FLAT
 
 DSPARK = (sys.executable, "-m", "dspark.cli.main")
 SYNTHETIC = ("up", "--engine", "synthetic", "--synthetic", str(FLAT))

@@ -4,8 +4,6 @@ releases, begins anew.
 It plans nothing by itself: a test sets the plan, and may set another one at any time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -1,8 +1,6 @@
 """What every test may rely on: one torch thread, a state folder of its own, and no Ray outside
 tests/ray; and the order in which files of tests run beside each other."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

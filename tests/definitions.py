@@ -1,7 +1,5 @@
 """What a law of one token means, on plain floats: a reading of the definitions, token by token."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """What tests of a drafter's engine begin with: contexts that are filled, and what is asked of a
 block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

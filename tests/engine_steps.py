@@ -1,8 +1,6 @@
 """What tests of a verifier's engine begin with: prompts that are taken in, and what is asked of a
 round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ The toy target says, after token t at position p, the token (3 t + p) mod 97; so
 rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

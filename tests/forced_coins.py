@@ -1,7 +1,5 @@
 """The ratio rules that are deployed, under coins that a test chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

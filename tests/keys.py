@@ -1,7 +1,5 @@
 """Keys for the processes of a cell, in files of a test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Loading them takes longer than all the tests of the pure rooms together; that no
 loads them unseen is what the plugin proves on the way.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

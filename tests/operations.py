@@ -1,7 +1,5 @@
 """Torch's operations, watched while they run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

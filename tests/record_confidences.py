@@ -5,8 +5,6 @@ Answers of the shipped pair at T=1 in rounds of whole blocks, told by Explain. P
 them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys

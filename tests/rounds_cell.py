@@ -5,16 +5,12 @@ The toy target of `fakes` says what follows; its drafter is wrong where the posi
 of `wrong_every`. Every wait costs nothing, and a run is a function of what the story does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
-
-from fakes import VOCAB, after, answer_of, read
 
 from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputQueue
@@ -36,6 +32,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import SamplingParams
+from tests.fakes import VOCAB, after, answer_of, read
 
 T = TypeVar("T")
 P = ParamSpec("P")

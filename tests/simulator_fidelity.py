@@ -7,8 +7,6 @@ drafter, a coordinator and the cores of this machine. All points are measured in
 else the machine does falls on each of them; a point is the median over the turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import dataclasses

@@ -1,7 +1,5 @@
 """A synthetic pair as most tests need one: short steps, and how likely its drafts are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

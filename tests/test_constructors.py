@@ -1,7 +1,5 @@
 """A constructor takes six arguments at most: what belongs together has a name of its own."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checked-in stubs are what the proto files generate today, and every field is explained."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The map of rooms: who may import whom, read from the sources."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

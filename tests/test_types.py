@@ -1,8 +1,6 @@
 """Types hold, strictly: a minute of one core, which is free beside tests that wait for
 processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

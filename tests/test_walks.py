@@ -5,8 +5,6 @@ every run. Counted are calls of functions of the project's own rooms, the files 
 stays: how often the file changes, by a call or by a return.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from faults.simulated import SimulatedCell, simulate
+
+from tests.faults.simulated import SimulatedCell, simulate
 
 ROOMS = ("coordinator", "dspark", "verify_service", "draft_service")
 NAMED = f"{Path(__file__).parents[1]}/"

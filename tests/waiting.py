@@ -1,7 +1,5 @@
 """Waiting for what others bring about; long enough that a loaded machine fails nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A tiny DeepSeek-V4 checkpoint with a DSpark module inside, both random, under the released
 names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

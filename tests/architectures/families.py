@@ -3,8 +3,6 @@
 Layers are few, windows and borders short, so that a prompt of 300 tokens crosses all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ library's `generate`.
 A wrong id, an error and a backend other than the table's are all told by name.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
@@ -75,7 +73,8 @@ def compare(folder: Path, config: str) -> Row:
             served[key] = [*prompts[at], *answers[at][:taken]]
             begin(engine, key, served[key], len(prompts[at]))
             if way == FOUND:
-                found, full = engine.find(key, 1).spared, _full_pages(len(prompts[at]), engine)
+                held, full = engine.find(key, 1), _full_pages(len(prompts[at]), engine)
+                found = held.spared if held is not None else None
                 wrong += (
                     []
                     if found == full

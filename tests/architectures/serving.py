@@ -1,8 +1,6 @@
 """Drives an engine through whole answers: prompts that ride with rounds, and drafts that are right
 for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

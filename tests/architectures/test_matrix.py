@@ -4,8 +4,6 @@ says so by name.
 All of them with `make test-long`; here the few that differ most.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

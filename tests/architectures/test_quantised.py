@@ -5,8 +5,6 @@ On a CPU the library turns them into full numbers; a drafter is trained for them
 target.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

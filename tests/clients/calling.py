@@ -4,8 +4,6 @@ each call, as JSON.
 They run in the clients' own environment, which holds nothing of this project.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

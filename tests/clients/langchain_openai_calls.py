@@ -1,7 +1,5 @@
 """langchain-openai."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -38,7 +36,7 @@ def bind_tools(url: str) -> None:
     check(call["args"])
     told = [*asked, said, ToolMessage("rain", tool_call_id=call["id"])]
     check(bound.invoke(told, parallel_tool_calls=False).tool_calls[0]["args"])
-    streamed = None
+    streamed: Any = None
     for part in bound.stream(asked, parallel_tool_calls=False):
         streamed = part if streamed is None else streamed + part
     check(streamed.tool_calls[0]["args"])

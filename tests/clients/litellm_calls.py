@@ -1,7 +1,5 @@
 """litellm."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """llm, the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """pydantic-ai."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic_ai import Agent, NativeOutput, ToolOutput

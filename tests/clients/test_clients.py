@@ -1,7 +1,5 @@
 """Clients of other people do what docs/openai.md says, each with its real package."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -9,8 +9,6 @@ A fence's first word is its language. A block of commands or of Python may carry
     other      needs what one machine does not have: a hub, docker, a GPU, a cluster
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -116,7 +114,7 @@ def environment(home: Path) -> dict[str, str]:
         **os.environ,
         "PATH": path,
         "DSPARK_HOME": str(home),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         # a tiny pair needs no long curves

@@ -1,16 +1,25 @@
 """Every command block of the pages is run, or at least understood: what a reader types works."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import MARKS, PAIR, ROOT, RUNNABLE, Block, blocks, commands, environment, filled, run
 
 from dspark.cli.main import build_parser
+from tests.docs.blocks import (
+    MARKS,
+    PAIR,
+    ROOT,
+    RUNNABLE,
+    Block,
+    blocks,
+    commands,
+    environment,
+    filled,
+    run,
+)
 
 EVERY = list(blocks())
 RUN = [block for block in EVERY if block.language in RUNNABLE]

@@ -6,15 +6,14 @@ is a list of them. What stands in the brackets must be that number rounded to as
 % a hundredfold of it, with GB behind it a billionth.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from blocks import PAGES, ROOT
+
+from tests.docs.blocks import PAGES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 EVERY = [*PAGES, ROOT / "ARCHITECTURE.md"]

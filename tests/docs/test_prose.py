@@ -1,15 +1,14 @@
 """Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six
 columns."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blocks import PAGES, ROOT
+
+from tests.docs.blocks import PAGES, ROOT
 
 EVERY = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 LINES, COLUMNS, WIDTH = 6, 6, 120

@@ -1,7 +1,5 @@
 """The site's table of contents names every page once, and nothing that is not there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

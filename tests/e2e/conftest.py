@@ -1,7 +1,5 @@
 """The cell that most tests here talk to."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dspark bench` against three processes: what it reports is what was served."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The comparison with other programs runs whole on a tiny pair: real peers where they are
 installed, and why not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

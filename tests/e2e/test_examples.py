@@ -1,8 +1,6 @@
 """The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as
 grpcurl uses it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from faults.processes import FaultCell
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
@@ -23,6 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from dspark.client.cell import write_cell
 from dspark.loadgen import prometheus
+from tests.faults.processes import FaultCell
 from tests.noted_cell import CELL
 from tests.waiting import wait_until
 

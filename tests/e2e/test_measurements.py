@@ -1,13 +1,12 @@
 """A program that is interrupted tidies up."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 
 import pytest
-from faults.pair import DRAFTER, TARGET
+
+from tests.faults.pair import DRAFTER, TARGET
 
 
 @pytest.mark.slow

@@ -1,19 +1,17 @@
 """Three processes started by hand: the answers of the system are those of the target alone."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 import pytest
-from faults.oracle import plain_greedy
-from faults.pair import FLAT
 
 from deploy.processes import ProcessCell
 from dspark.client import Completion
 from dspark.errors import Unavailable
 from dspark.runtime.process import SPINS
 from tests.commands import dspark
+from tests.faults.oracle import plain_greedy
+from tests.faults.pair import FLAT
 
 PROMPTS = [[5, 9, 17, 33], [2], list(range(2, 90)), [100, 3, 100, 3, 100, 3, 64]]
 POLICIES = ("off", "adaptive", "fixed:1", "fixed:7", "threshold:0.5")

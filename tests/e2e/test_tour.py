@@ -1,7 +1,5 @@
 """The tour runs on the shipped pair, says what it promises, and its page in docs has every plot."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

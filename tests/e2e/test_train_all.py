@@ -1,18 +1,16 @@
 """The whole chain on a target it has never seen: a folder and prompts in, a serving drafter and a
 report out."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.pair import TARGET
 
 from dspark.model.checkpoint import load_drafter
 from tests.commands import dspark
+from tests.faults.pair import TARGET
 
 SHORT = "--layers 1 --anchors 4 --markov-rank 4 --block-size 3 --held-out 2 --held-out-share 0.2"
 LEAST = "--min-supervised 4 --device cpu"

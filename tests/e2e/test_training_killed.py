@@ -1,7 +1,5 @@
 """Training and regeneration as processes that are killed outright and started again."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

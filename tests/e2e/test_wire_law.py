@@ -1,7 +1,5 @@
 """The short form of `make wire-law`: three processes, three settings, few answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.wire_law import forms

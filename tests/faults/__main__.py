@@ -1,15 +1,13 @@
 """The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long`
 for the long ones.
 
-    PYTHONPATH=.:tests python -m faults [--long] [--only 1,4,15] [--jobs 2]
+    python -m tests.faults [--long] [--only 1,4,15] [--jobs 2]
 
-A row is a program of its own, a module of `faults.rows`: `python -m faults.rows r04_malformed
+A row is a program of its own, a module of `rows`: `python -m tests.faults.rows r04_malformed
 --json`. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
 itself: what it had printed by then counts, and each statement that it owes is a row that says so.
 All rows are saved in benchmarks/results, with the command, the commit, the machine and the date.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -28,8 +26,8 @@ from pathlib import Path
 from benchmarks.pair import leave_in_order
 from benchmarks.row import Row, note
 from dspark.loadgen.report import machine
-from faults.pair import ROOT
-from faults.rows.table import LONG, QUICK, Entry
+from tests.faults.pair import ROOT
+from tests.faults.rows.table import LONG, QUICK, Entry
 
 RESULTS = ROOT / "benchmarks" / "results"
 PATIENCE = 4.0  # times what a row usually takes
@@ -47,7 +45,7 @@ class Ended:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="the long rows, which take hours")
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 4,15")
     parser.add_argument(
@@ -81,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     """One JSON object a row. Rows of this run take the place of older ones of the same program,
     others stay."""
-    told = {"command": " ".join(["python -m faults", *words]), **machine()}
+    told = {"command": " ".join(["python -m tests.faults", *words]), **machine()}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     ran = {each.entry.words for each in ended}
     kept = [line for line in lines if json.loads(line).get("program") not in ran]
@@ -112,9 +110,7 @@ def _run(entry: Entry) -> Ended:
     """Passes the program's rows through; says so in a row where it gave none."""
     command = [sys.executable, "-m", *entry.command]
     note(f"row {entry.row}: {' '.join(entry.command)}")
-    path = os.pathsep.join(
-        filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
-    )
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ, "PYTHONPATH": path}
     began, limit_s = time.monotonic(), PATIENCE * entry.usual_s
     # In a session of its own: what it started can be ended with it.

@@ -34,9 +34,9 @@ from dspark.wire.v1 import (
     types_pb2,
     verify_pb2_grpc,
 )
-from faults.processes import FaultCell
-from faults.rows.program import quantile
-from faults.spoiler import Spoiler
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import quantile
+from tests.faults.spoiler import Spoiler
 
 PROMPT = [3, 17, 90, 41, 5]
 WIDTH = 64  # of a feature row of the pair
@@ -90,7 +90,7 @@ class ControlEnd(_Stream):
 
     def __init__(self, endpoint: str, incarnation: int) -> None:
         super().__init__(endpoint)
-        self.stub = verify_pb2_grpc.VerifyStub(self.channel)  # type: ignore[no-untyped-call]
+        self.stub = verify_pb2_grpc.VerifyStub(self.channel)
         self._incarnation = incarnation
         self._fences = 1 << 62
 
@@ -124,7 +124,7 @@ class RoundsEnd(_Stream):
 
     def __init__(self, endpoint: str, incarnation: int, projection: str, source: int) -> None:
         super().__init__(endpoint)
-        self.stub = draft_pb2_grpc.DraftStub(self.channel)  # type: ignore[no-untyped-call]
+        self.stub = draft_pb2_grpc.DraftStub(self.channel)
         self._hello = draft_pb2.RoundsHello(
             drafter_incarnation=incarnation, verifier_incarnation=source, projection=projection
         )
@@ -156,7 +156,8 @@ class Victim:
     def __init__(
         self, control: ControlEnd, rounds: RoundsEnd, number: int, drafter: int, projection: str
     ) -> None:
-        self.streams = {"verify": control, "draft": rounds}
+        self.control, self.rounds = control, rounds
+        self.streams: dict[str, ControlEnd | RoundsEnd] = {"verify": control, "draft": rounds}
         self._incarnation, self._projection = drafter, projection
         self.source = number + 1  # names the verifier's process
         self.number = number << 32  # of its sequence
@@ -185,14 +186,13 @@ class Victim:
     async def renew(self) -> None:
         """A sequence that is held, and a context for it; whatever was there before is let go."""
         self.number += 1
-        control, rounds = self.streams["verify"], self.streams["draft"]
-        for stream in (control, rounds):
+        for stream in self.streams.values():
             if stream._call is None or stream._call.done():
                 await stream.begin()
         await self.let_go()
-        await control.tell(PLAN, self._admission(self.number))
-        await rounds.write(draft_pb2.RoundsCommand(open=self._opening(self.number)))
-        for stream in (control, rounds):
+        await self.control.tell(PLAN, self._admission(self.number))
+        await self.rounds.write(draft_pb2.RoundsCommand(open=self._opening(self.number)))
+        for stream in self.streams.values():
             try:
                 self.turned_away += await stream.fence()
             except Ended:  # of what was sent before
@@ -200,8 +200,8 @@ class Victim:
 
     async def let_go(self) -> None:
         """Of everything, at both workers: a list of what is wanted names nobody."""
-        await self.streams["verify"].tell(Keep(frozenset()))
-        await self.streams["draft"].write(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts()))
+        await self.control.tell(Keep(frozenset()))
+        await self.rounds.write(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts()))
 
     def _order(self) -> draft_pb2.RoundsCommand:
         self._orders += 1
@@ -363,7 +363,7 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         rounds = RoundsEnd(drafter.endpoint, drafter.incarnation, projection, number + 1)
         control = ControlEnd(verifier.endpoint, verifier.incarnation)
         victim = Victim(control, rounds, number, drafter.incarnation, projection)
-        push = features_pb2_grpc.FeaturesStub(rounds.channel).Push()  # type: ignore[no-untyped-call]
+        push = features_pb2_grpc.FeaturesStub(rounds.channel).Push()
         attackers.append(Attacker(victim, push, f"messages/{count}/{number}"))
     warm_up = min(count // 5, 20_000)
     alone = count - warm_up if crowd == 1 else min(ALONE, count - warm_up)

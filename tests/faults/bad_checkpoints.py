@@ -1,7 +1,5 @@
 """Ways for a checkpoint to be wrong: each takes a copy of a sound folder and changes one thing."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -114,6 +112,11 @@ def _scalars(held: dict[str, torch.Tensor]) -> None:
         held[name] = tensor.flatten()[0]
 
 
+def _folder_in_place(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
 def _flood(held: dict[str, torch.Tensor]) -> None:
     held.update({f"flood.{n}": torch.zeros(0) for n in range(150_000)})
 
@@ -187,10 +190,7 @@ WEIGHTS: dict[str, Case] = {
     "infinity below": (_fill(float("-inf")), "infinite"),
     "pickled weights": (_pickled, "pickled"),
     "a folder in place of the file": (
-        lambda folder: (
-            (folder / "model.safetensors").unlink(),
-            (folder / "model.safetensors").mkdir(),
-        ),
+        _folder_in_place,
         "neither model.safetensors nor",
     ),
     "index leaves the folder": (_outside, "outside.safetensors' leaves the folder"),

@@ -6,8 +6,6 @@ is said rarely, the last of them in the protocol. A command that is added to the
 at once.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it
 is said to take."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq
@@ -12,7 +10,7 @@ from typing import Any
 
 from dspark.errors import Unavailable
 from dspark.runtime.device_worker import DeviceWorker
-from faults.network import Network
+from tests.faults.network import Network
 from verify_service.under_way import UnderWay
 
 SECONDS = {
@@ -48,7 +46,7 @@ class SimulatedDevice(DeviceWorker):
         self._working = False
         super().__init__(self._node.name)
 
-    def close(self) -> None:
+    def close(self, wait_s: float = 0.0) -> None:
         self._closed = True
 
     def post(
@@ -68,7 +66,7 @@ class SimulatedDevice(DeviceWorker):
         """The loop is whoever calls: behind the jobs that are under way."""
         self.post(function, asyncio.get_running_loop(), computes=False)
 
-    def _put(self, rank: int, job: Any) -> None:
+    def _put(self, rank: float, job: Any) -> None:
         if not self._node.alive:
             raise Unavailable("the device is shutting down")
         heapq.heappush(self._jobs, (rank, next(self._order), job))

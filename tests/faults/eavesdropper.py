@@ -6,14 +6,12 @@ from such traces, sizes and times alone, and says how often it names the right q
 ones.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
 import numpy.typing as npt
 
-from faults.tcp_proxy import TcpProxy
+from tests.faults.tcp_proxy import TcpProxy
 
 BIN_S, BINS, FIRST = 0.025, 160, 64
 NEIGHBOURS = 5

@@ -1,8 +1,6 @@
 """Calls in a child of their own, so that what one of them takes of memory is known, and not what
 others took before."""
 
-from __future__ import annotations
-
 import multiprocessing
 import resource
 from collections.abc import Callable

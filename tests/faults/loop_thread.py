@@ -1,7 +1,5 @@
 """An event loop on a thread, for helpers of blocking programs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from faults import oracle, pair
-from faults.plan import Action, Plan, once
-from faults.promises import take_out_youngest
-from faults.simulated import SimulatedCell, in_memory
-from faults.simulation import Simulation
-from faults.streams import Stream
+from tests.faults import oracle, pair
+from tests.faults.plan import Action, Plan, once
+from tests.faults.promises import take_out_youngest
+from tests.faults.simulated import SimulatedCell, in_memory
+from tests.faults.simulation import Simulation
+from tests.faults.streams import Stream
 
 PROMPTS = tuple(pair.prompt(number, length) for number, length in enumerate((4, 1, 38, 6)))
 LONGEST = 24
@@ -66,7 +66,11 @@ def plain() -> list[list[int]]:
 
 def walk(machine: type[CellMachine], walks: int, steps: int, **how: Any) -> None:
     """So many walks of so many steps; raises what the machine finds."""
-    usual = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    usual: dict[str, Any] = {
+        "deadline": None,
+        "database": None,
+        "suppress_health_check": list(HealthCheck),
+    }
     told = settings(max_examples=walks, stateful_step_count=steps, **usual, **how)
     run_state_machine_as_test(machine, settings=told)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from faults.pipes import UNAVAILABLE, Aborted, Pipe, failure
+from tests.faults.pipes import UNAVAILABLE, Aborted, Pipe, failure
 
 if TYPE_CHECKING:
-    from faults.memory_grpc import MemoryChannel, MemoryServer
+    from tests.faults.memory_grpc import MemoryChannel, MemoryServer
 
 
 @dataclass(frozen=True)

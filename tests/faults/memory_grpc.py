@@ -18,8 +18,8 @@ import grpc
 from dspark.runtime.channel import auth_metadata
 from dspark.runtime.security import Security
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
-from faults.memory_call import MemoryCall, Shape
-from faults.network import Network
+from tests.faults.memory_call import MemoryCall, Shape
+from tests.faults.network import Network
 
 
 class MemoryChannel:
@@ -132,7 +132,7 @@ class MemoryDrafterStream:
         self._came, self._lost = came, lost
         self._unsent: asyncio.Queue[draft_pb2.RoundsCommand | None] = asyncio.Queue()
         self.send(draft_pb2.RoundsCommand(hello=hello))
-        stub = draft_pb2_grpc.DraftStub(MemoryChannel(network, endpoint))  # type: ignore[no-untyped-call]
+        stub = draft_pb2_grpc.DraftStub(MemoryChannel(network, endpoint))
         self._call = stub.Rounds(self._commands(), metadata=auth_metadata(security.token))
         self._reading = asyncio.get_running_loop().create_task(self._read())
 

@@ -1,7 +1,7 @@
 """A network namespace for each process, so that the kernel itself loses packets on the way to it or
 from it.
 
-    enter("faults.rows")      # once, first thing: this program gets a network of its own
+    enter("tests.faults.rows")      # once, first thing: this program gets a network of its own
     with FaultCell(between="kernel") as cell:
         cell.proxies["draft/0"].blackhole(Way.IN)
 
@@ -10,15 +10,13 @@ process before the bridge's port, from it before its own. Nothing of the machine
 touched, and all of it goes with its processes. Needs root, and `unshare`, `nsenter`, `ip` and `tc`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from faults.tcp_proxy import Way
+from tests.faults.tcp_proxy import Way
 
 INSIDE = "FAULTS_OWN_NETWORK"  # in the environment of a program that was started again
 BRIDGE, SUBNET = "faults", "10.77.0"

@@ -11,12 +11,12 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from faults.plan import Plan
+from tests.faults.plan import Plan
 
 if TYPE_CHECKING:
-    from faults.memory_call import MemoryCall
+    from tests.faults.memory_call import MemoryCall
 
 
 class Node:
@@ -64,7 +64,9 @@ class Network:
         self._loop = asyncio.get_running_loop()
         self._ports = 20_000
         self._held: list[tuple[str, str, Callable[[], None]]] = []
-        self._loop.set_task_factory(self._task)  # so that a killed node's tasks end with it
+        self._loop.set_task_factory(
+            cast(Any, self._task)
+        )  # so that a killed node's tasks end with it
 
     # Nodes.
 

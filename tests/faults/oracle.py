@@ -7,8 +7,6 @@ recorded choices lead to, see `tape`. Where no choices were recorded, a token at
 that its law can give.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ from dspark.decoding.gumbel import NEAR_TIE, times, winners
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams
-from faults.pair import TARGET
+from tests.faults.pair import TARGET
 
 SLACK = 1e-3  # nats by which rounding may move a token over the edge of a truncation
 NOT_LAW = (

@@ -6,8 +6,6 @@ looked at are kept: engines that can be wrong, in steps of milliseconds. Engines
 for load and for time only.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

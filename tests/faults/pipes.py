@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from faults.boundaries import kind_of
-from faults.network import Network
-from faults.plan import Action
+from tests.faults.boundaries import kind_of
+from tests.faults.network import Network
+from tests.faults.plan import Action
 
 if TYPE_CHECKING:
-    from faults.memory_call import MemoryCall
+    from tests.faults.memory_call import MemoryCall
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 _END = object()
@@ -23,7 +23,7 @@ def failure(code: grpc.StatusCode, details: str, trailing: Any = ()) -> grpc.aio
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
 
 
-class Aborted(grpc.aio.AbortError):
+class Aborted(grpc.aio.AbortError):  # type: ignore[misc]
     """A handler ended its call with a status."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:

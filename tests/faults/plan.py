@@ -4,8 +4,6 @@ cut.
 A plan of seeded rules is a pure function of the messages it sees, and counts what it did.
 """
 
-from __future__ import annotations
-
 import enum
 import random
 from collections import Counter

@@ -11,8 +11,6 @@ know workers by the address of a proxy of their own; with "kernel" by their own 
 of their own (`namespaces`).
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +21,15 @@ import psutil
 
 from deploy.processes import Child, ProcessCell
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2
-from faults import namespaces
-from faults.pair import DRAFTER, TARGET
-from faults.tcp_proxy import TcpProxy
+from tests.faults import namespaces
+from tests.faults.pair import DRAFTER, TARGET
+from tests.faults.tcp_proxy import TcpProxy
 from tests.waiting import came
 
 EXIT_S = 30.0
+
+
+Between = Literal["tcp", "kernel"]
 
 
 class FaultCell(ProcessCell):
@@ -40,7 +41,7 @@ class FaultCell(ProcessCell):
         target: str | Path = TARGET,
         drafter: str | Path = DRAFTER,
         *,
-        between: Literal["tcp", "kernel"] | None = None,
+        between: Between | None = None,
         **settings: Any,
     ) -> None:
         for role in ("verify", "draft"):  # a small pair has no step worth measuring at each start
@@ -155,5 +156,5 @@ class FaultCell(ProcessCell):
 
 def _rounds_port(endpoint: str) -> int:
     with grpc.insecure_channel(endpoint) as channel:
-        stub = draft_pb2_grpc.DraftStub(channel)  # type: ignore[no-untyped-call]
+        stub = draft_pb2_grpc.DraftStub(channel)
         return int(stub.Describe(types_pb2.DescribeRequest(), timeout=EXIT_S).rounds_port)

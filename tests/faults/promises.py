@@ -6,8 +6,6 @@ promise. A story is drawn from a seed and made of requests under all laws: greed
 the ratio rules.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -23,10 +21,10 @@ from coordinator.lanes.request_state import LifeEvent
 from dspark.client import AsyncClient
 from dspark.client.request import write_request
 from dspark.wire.v1 import generate_pb2_grpc
-from faults import pair
-from faults.plan import Action, Plan, once
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.plan import Action, Plan, once
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 from tests.keys import key_files
 
 T = TypeVar("T")
@@ -281,8 +279,10 @@ class Journal:
         return found + await freed(cell)
 
 
-async def _told_again(cell: SimulatedCell, prompt: list[int], options: dict[str, Any]) -> list[int]:
-    request = write_request(prompt, options)  # type: ignore[arg-type]
+async def _told_again(
+    cell: SimulatedCell, prompt: Sequence[int], options: dict[str, Any]
+) -> list[int]:
+    request = write_request(prompt, options)
     request.resume.offsets.append(0)
     stub = generate_pb2_grpc.GenerationStub(grpc.aio.insecure_channel(cell.endpoint))
     try:
@@ -306,11 +306,12 @@ async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
 def lied_to(seed: int, lie: str = "random ids") -> list[str]:
     """Drafted ids are changed on their way; under rules that no draft can hurt nothing else
     changes."""
-    from faults.rows.r11_lying_drafter import LIES, Lying
+    from tests.faults.rows.r11_lying_drafter import LIES, Lying
 
     async def story(cell: SimulatedCell) -> list[str]:
-        options = {"prompts": (20,), "laws": (pair.GREEDY, pair.COUPLED), "max_tokens": 40}
-        asked = asking(cell, random.Random(seed), 6, policy="fixed:4", **options)
+        laws = pair.GREEDY, pair.COUPLED
+        draw = random.Random(seed)
+        asked = asking(cell, draw, 6, prompts=(20,), laws=laws, policy="fixed:4", max_tokens=40)
         return judged(cell, await asyncio.gather(*asked))
 
     return simulate(story, plan=Lying(LIES[lie]), seed=seed)
@@ -319,7 +320,7 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
 def gone_bad(seed: int) -> list[str]:
     """Whatever becomes of a drafter's blocks, answers stay what they were, and the watchdog tells
     soon."""
-    from faults.rows.r35_watchdog import FAULTS, ROUNDS, ids
+    from tests.faults.rows.r35_watchdog import FAULTS, ROUNDS, ids
 
     found = []
     for name in FAULTS:
@@ -347,7 +348,7 @@ def _journal(at_first: bool) -> Callable[[int], list[str]]:
 
 
 @contextlib.contextmanager
-def knowing(*tenants: str) -> Iterator[dict[str, dict[str, Any]]]:
+def knowing(*tenants: str) -> Iterator[dict[str, Any]]:
     """Settings of a simulated cell that knows these tenants, by their `token`."""
     with tempfile.TemporaryDirectory(prefix="dspark-tenants-") as folder:
         yield key_files(Path(folder), {tenant: token(tenant) for tenant in tenants})

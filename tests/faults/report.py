@@ -1,21 +1,19 @@
-"""The tables of docs/reliability.md, made of the saved rows: `PYTHONPATH=.:tests python -m
-faults.report`.
+"""The tables of docs/reliability.md, made of the saved rows: `python -m tests.faults.report`.
 
 What a row measured stands there as it was saved, so a figure cannot differ from its file; a test
 compares both.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from faults.__main__ import RESULTS
-from faults.pair import ROOT
-from faults.rows.table import LONG, QUICK, Entry
+from tests.faults.__main__ import RESULTS
+from tests.faults.pair import ROOT
+from tests.faults.rows.table import LONG, QUICK, Entry
 
 PAGE = ROOT / "docs" / "reliability.md"
 TABLES = {"everyday": ("faults.json", QUICK), "long": ("faults_long.json", LONG)}
@@ -35,6 +33,10 @@ def table(name: str) -> str:
     return HEAD + "".join(line for entry in entries for line in _lines(entry, saved))
 
 
+def _made_anew(begin: str, name: str, end: str, _: re.Match[str]) -> str:
+    return f"{begin}{table(name)}{end}"
+
+
 def page() -> str:
     """The whole document, its tables made anew."""
     text = PAGE.read_text(encoding="utf-8")
@@ -42,7 +44,7 @@ def page() -> str:
         begin, end = f"<!-- {name} rows -->\n", f"<!-- end of {name} rows -->"
         text = re.sub(
             f"{begin}.*?{end}",
-            lambda _, n=name, b=begin, e=end: f"{b}{table(n)}{e}",
+            partial(_made_anew, begin, name, end),
             text,
             flags=re.DOTALL,
         )

@@ -7,8 +7,6 @@ with SecuredCell() as cell:
     cell.listeners()        # every socket its processes listen on
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,8 +14,8 @@ from typing import Any, Self
 import psutil
 
 from dspark.client import Client
-from faults.processes import FaultCell
 from tests.certificates import Authority
+from tests.faults.processes import FaultCell
 from tests.keys import key_files, token_files
 
 TENANTS = ("acme", "globex")

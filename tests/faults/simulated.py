@@ -14,11 +14,9 @@ the device's thread (`device`), clocks and `secrets.randbits`; so a story with a
 story every time, and ten simulated minutes take as long as what is computed in them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
@@ -30,14 +28,14 @@ from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
 from dspark.runtime import worker
-from faults.device import Seconds, SimulatedDevice
-from faults.memory_grpc import MemoryChannel, MemoryDrafterStream, MemoryServer
-from faults.network import Network
-from faults.pair import DRAFTER, FLAT, TARGET
-from faults.plan import Plan
-from faults.simulation import Simulation
-from faults.streams import Stream
-from faults.tape import Tape
+from tests.faults.device import Seconds, SimulatedDevice
+from tests.faults.memory_grpc import MemoryChannel, MemoryDrafterStream, MemoryServer
+from tests.faults.network import Network
+from tests.faults.pair import DRAFTER, FLAT, TARGET
+from tests.faults.plan import Plan
+from tests.faults.simulation import Simulation
+from tests.faults.streams import Stream
+from tests.faults.tape import Tape
 from tests.waiting import until
 from verify_service import drafters
 from verify_service import process as verify_process
@@ -131,7 +129,7 @@ class SimulatedCell:
                 given.setdefault(
                     pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/"))
                 )
-            work = coordinator_process.start(
+            work: Coroutine[Any, Any, Any] = coordinator_process.start(
                 CoordinatorConfig(**{"warm_up_s": 0.0, **given}), name=name
             )
         elif role == "frontend":

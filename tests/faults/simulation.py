@@ -1,27 +1,27 @@
 """Simulated time for the whole process: a loop that jumps, and every clock on its time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 from unittest import mock
 
 from coordinator.simulation.virtual_loop import VirtualLoop
 from dspark.synthetic.pace import Pace
 
 T = TypeVar("T")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class _Loop(VirtualLoop):
     """Work for threads is done on the spot."""
 
     def run_in_executor(
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+        self, executor: Any, func: Callable[[Unpack[Ts]], R], *args: *Ts
+    ) -> asyncio.Future[R]:
         future = self.create_future()
         try:
             future.set_result(func(*args))

@@ -6,8 +6,6 @@ too few, bytes of the wrong length, a number that is none. `legal=False` leaves 
 could be meant.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any
@@ -36,7 +34,7 @@ class Spoiler:
         field = self._draw.choice(present if present and self._draw.random() < 0.9 else fields)
         return field.name + self._change(message, field)
 
-    def _change(self, message: Message, field: FieldDescriptor) -> str:
+    def _change(self, message: Message, field: Any) -> str:
         value: Any = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             value[self._draw.choice([0, 2**32 - 1])] = float("nan")
@@ -52,7 +50,7 @@ class Spoiler:
         setattr(message, field.name, self._value(field, value))
         return ""
 
-    def _column(self, column: Any, field: FieldDescriptor) -> str:
+    def _column(self, column: Any, field: Any) -> str:
         size = len(column)
         nested = field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
         match self._draw.randrange(4):

@@ -5,8 +5,6 @@ What was said is judged afterwards by the target alone, stream by stream (`oracl
 and `coupled` every id, under the ratio rules whether each token is one that its law can give.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
@@ -15,13 +13,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.row import note
 from deploy.processes import ProcessCell
 from dspark.client import AsyncClient, Chunk, DsparkError, Finished
-from faults import oracle, pair
+from tests.faults import oracle, pair
 from tests.waiting import until, wait_until
 
 PATIENT = {"max_handovers": 1000, "flap_limit": 0, "verifier_wait_s": 60}
@@ -130,6 +129,10 @@ def judged(streams: Sequence[Stream], target: Path = pair.TARGET) -> dict[str, A
     }
 
 
+def _went_on(begun: Sequence[Stream], at: float) -> bool:
+    return all(one.over or one.times[-1] > at for one in begun)
+
+
 @asynccontextmanager
 async def asking(cell: Any, streams: Sequence[Stream]) -> AsyncIterator[list[Stream]]:
     """These requests again and again beside the body, once at least, by whoever has this endpoint;
@@ -172,9 +175,7 @@ async def hurt(
             await asyncio.to_thread(act, victim)
             await whole(cell)
             begun = [one for one in asked if one.times]
-            await until(
-                lambda begun=begun, at=at: all(one.over or one.times[-1] > at for one in begun)
-            )
+            await until(partial(_went_on, begun, at))
             note(f"{len(done)} of {times}: {victim}, {len(asked)} streams")
     silences: dict[str, list[float]] = defaultdict(list)
     for role, at in done:

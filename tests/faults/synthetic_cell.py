@@ -5,8 +5,6 @@ Both exist so that thousands of requests and hundreds of streams fit on a small 
 measured is admission, streams and their bounds, not a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
@@ -18,8 +16,8 @@ import grpc
 
 from dspark.loadgen import prometheus
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.pair import FLAT
-from faults.processes import FaultCell
+from tests.faults.pair import FLAT
+from tests.faults.processes import FaultCell
 
 PROMPT = 16  # tokens of each request
 

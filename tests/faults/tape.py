@@ -8,8 +8,6 @@ two; drafts must have been drawn from the q that came with them; rows must be th
 alone gives at their positions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +20,8 @@ from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.reference import RecordedRound, replay
 from dspark.model.checkpoint import load_projection
 from dspark.types import NO_Q, Refusal, Rule, SamplingParams, Verdict
-from faults import oracle
-from faults.pair import DRAFTER
+from tests.faults import oracle
+from tests.faults.pair import DRAFTER
 
 NEARLY = 0.02  # of a row's length: bfloat16, and other orders of sums
 
@@ -203,10 +201,10 @@ def _chain(tokens: list[int], start: int, mine: list[Taken]) -> list[RecordedRou
                     there - 1, (), NO_Q, 0, 0, one.first, one.epoch, prefilled=True
                 )
                 stack.append((there + 1, one.epoch, (*so_far, made)))
-            elif one.epoch == epoch and (made := one.rounds.get(there - 1)) is not None:
-                said = [*made.draft_ids[: made.accepted], made.next_token]
+            elif one.epoch == epoch and (kept := one.rounds.get(there - 1)) is not None:
+                said = [*kept.draft_ids[: kept.accepted], kept.next_token]
                 if said[: len(tokens) - there] == tokens[there : there + len(said)]:
-                    stack.append((there + len(said), epoch, (*so_far, made)))
+                    stack.append((there + len(said), epoch, (*so_far, kept)))
     return None
 
 

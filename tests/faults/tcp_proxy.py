@@ -4,15 +4,13 @@
 that died does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum
 import functools
 from collections.abc import Callable
 
-from faults.loop_thread import LoopThread
+from tests.faults.loop_thread import LoopThread
 
 CHUNK = 1 << 16
 BESIDE = "127.0.0.2"  # loopback, and not where processes listen

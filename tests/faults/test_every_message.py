@@ -1,13 +1,11 @@
 """The story of row 15 in which every message between a verifier and its drafters is hurt; the row
 hurts all others too."""
 
-from __future__ import annotations
-
 import pytest
 
-from faults.boundaries import kinds
-from faults.plan import Action, Plan, once, storm
-from faults.rows.r15_every_message import TOO_SMALL, hurt_by
+from tests.faults.boundaries import kinds
+from tests.faults.plan import Action, Plan, once, storm
+from tests.faults.rows.r15_every_message import TOO_SMALL, hurt_by
 
 SPOKEN = sorted(
     {kind for method, _, kind in kinds() if method.endswith(("/Rounds", "Features/Push"))}

@@ -1,15 +1,13 @@
 """What the rows found once, as fixed examples."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from faults.plan import Action, Plan, once
-from faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, Lying, answers
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults.plan import Action, Plan, once
+from tests.faults.rows.r11_lying_drafter import LIES, SPEED, STEPS, Lying, answers
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 
 async def through_a_front_end(cell: SimulatedCell) -> Stream:

@@ -2,8 +2,6 @@
 deployment over real processes, sixteen streams, and every answer the one an undisturbed cell gives.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -17,8 +15,8 @@ from deploy.controller import Controller
 from deploy.fleet import Pending, StartedProcess
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream, asking
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream, asking
 
 STREAMS = 16
 STEPS = [(1, 3), (1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (1, 1)]  # verifiers, drafters

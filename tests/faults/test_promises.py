@@ -1,12 +1,10 @@
 """Every promise is kept in one story, and a short walk of the machine of row 16 breaks nothing.
 Rows tell many and walk for longer, and `make broken` shows that each promise can fail."""
 
-from __future__ import annotations
-
 import pytest
 
-from faults.machine import CellMachine, walk
-from faults.promises import PROMISES
+from tests.faults.machine import CellMachine, walk
+from tests.faults.promises import PROMISES
 
 
 @pytest.mark.parametrize("name", PROMISES)

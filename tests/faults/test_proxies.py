@@ -1,10 +1,8 @@
 """Connections between real processes that are cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from faults.processes import FaultCell
+from tests.faults.processes import FaultCell
 
 
 def test_a_cell_whose_drafter_s_connections_are_cut_answers_the_same() -> None:

@@ -1,17 +1,16 @@
 """The table of rows names programs that are there, each beside its document."""
 
-from __future__ import annotations
-
+import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from faults import __main__ as runner
-from faults import report
-from faults.rows.program import statement
-from faults.rows.table import LONG, QUICK, Entry
+from tests.faults import __main__ as runner
+from tests.faults import report
+from tests.faults.rows.program import statement
+from tests.faults.rows.table import LONG, QUICK, Entry
 
 ROWS = Path(__file__).parent / "rows"
 
@@ -19,11 +18,13 @@ ROWS = Path(__file__).parent / "rows"
 def test_every_program_is_in_the_table_and_the_other_way_round() -> None:
     programs = {path.stem for path in ROWS.glob("r[0-9]*.py")}
     assert {entry.words.split()[0] for entry in (*QUICK, *LONG)} == programs
+    for name in programs:  # what they take from other tests is there
+        importlib.import_module(f"tests.faults.rows.{name}")
 
 
 def test_the_document_says_what_was_saved() -> None:
     text = report.PAGE.read_text(encoding="utf-8")
-    assert text == report.page(), "run PYTHONPATH=.:tests python -m faults.report"
+    assert text == report.page(), "run python -m tests.faults.report"
     told = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
     assert {entry.row for entry in (*QUICK, *LONG)} == told
 

@@ -1,14 +1,12 @@
 """The simulated cell: what runs in it is the real thing, stories repeat themselves, and faults do
 what they say."""
 
-from __future__ import annotations
-
 import asyncio
 
-from faults.boundaries import kinds
-from faults.plan import Action, Plan, storm
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults.boundaries import kinds
+from tests.faults.plan import Action, Plan, storm
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 PROMPT = [5, 9, 17, 33]
 

@@ -1,8 +1,6 @@
 """Child processes that note what code they let in, and log everything: see
 `watched/sitecustomize.py`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -5,8 +5,6 @@ Says `N of M caught`; bugs that cannot change output are listed with their reaso
 part of M.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -11,8 +11,6 @@ Lines before the first file say what the page is about. A test is named by its f
 file alone; see `node`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Puts a bug into a file as it is imported; what is on disk is never touched."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import os

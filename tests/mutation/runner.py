@@ -6,8 +6,6 @@ collected or that do not end are no catch. The tests are first run once on the r
 they must pass.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import multiprocessing
@@ -97,12 +95,11 @@ def _in_folder(
     while waiting or running:
         while waiting and len(running) < jobs:
             index, (bug, tests) = waiting.pop()
-            said = (folder / f"{index}.txt").open("w+", encoding="utf-8")
-            child = context.Process(
-                target=_child, args=(bug, tests, said.name, str(folder / str(index)))
-            )
-            child.start()
-            running[index] = (child, time.monotonic(), said)
+            output = (folder / f"{index}.txt").open("w+", encoding="utf-8")
+            words = bug, tests, output.name, str(folder / str(index))
+            started = context.Process(target=_child, args=words)
+            started.start()
+            running[index] = (started, time.monotonic(), output)
         multiprocessing.connection.wait(
             [child.sentinel for child, _, _ in running.values()], timeout=1.0
         )

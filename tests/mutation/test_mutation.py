@@ -1,15 +1,13 @@
 """The tests notice bugs that are put in: some of them here, all by `make mutants`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from faults.promises import PROMISES
 
+from tests.faults.promises import PROMISES
 from tests.mutation import bugs
 from tests.mutation.bugs import BUGS, LISTS, ROOT, node
 

@@ -6,18 +6,16 @@ seconds = 1 / SPS. It walks survivals that are a round old and looks at all size
 then; where it stops is the price, and a verifier takes the slots that reach it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from algorithm_1 import lengths_of
 
 from coordinator.planning.options import walk
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.rounds.survival import survival
+from tests.algorithm_1 import lengths_of
 
 Lengths = tuple[int, ...]
 Sps = Callable[[int], float]

@@ -5,8 +5,6 @@ One request, two slots, c_1 = 0.8, SPS(1, 2, 3) = 1.0, 0.5, 0.45; p = (0.7, 0.3)
 over {A, B}. The second confidence depends on the drafted first token: 0.9 after A, 0 after B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

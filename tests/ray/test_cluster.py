@@ -1,7 +1,5 @@
 """One local Ray cluster, brought up and taken down by the commands a user types."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -18,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.oracle import plain_greedy
-from faults.secured_cell import listeners
-from faults.streams import Stream, asking
 
 from deploy.process_tags import marked
 from dspark.client import Chunk, Client, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import DsparkError, Unavailable
 from tests.commands import DSPARK, dspark, run
+from tests.faults.oracle import plain_greedy
+from tests.faults.secured_cell import listeners
+from tests.faults.streams import Stream, asking
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ray

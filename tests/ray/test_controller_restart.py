@@ -1,7 +1,5 @@
 """What operators said outlives the controller they said it to."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

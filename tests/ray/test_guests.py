@@ -1,8 +1,6 @@
 """Cells as guests of one Ray cluster: refused by name where no node can hold them, and kept apart
 from each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

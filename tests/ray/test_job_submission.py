@@ -1,8 +1,6 @@
 """`ray job submit -- dspark up`: the job ends when the cell serves, and the cell goes on without
 it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """A Ray cluster of ours asks who calls; one that does not is not joined where strangers could reach
 it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Two workers placed by Ray Train train as one does, by the command a user types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """config.json of the released drafters, every key, and of targets that such drafters could have
 been made for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.released.shapes import RANK, STEPS, TargetShape

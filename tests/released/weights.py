@@ -1,7 +1,5 @@
 """Random checkpoints of given shapes."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

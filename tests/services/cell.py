@@ -1,8 +1,6 @@
 """Real processes of a cell in this event loop, on loopback: what most tests of services begin
 with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """What several tests of services begin with."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

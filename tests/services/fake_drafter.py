@@ -1,8 +1,6 @@
 """A drafter of the tests' own: it greets as it is told to and answers orders by a function; with
 what it may lie."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,7 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
     def __init__(self, reply: Reply) -> None:
         self.reply, self.greets, self.orders = reply, True, 0
         self._server = grpc.aio.server()
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     async def __aenter__(self) -> Self:
@@ -61,8 +59,19 @@ class FakeDrafter(draft_pb2_grpc.DraftServicer):
                     if (said := self.reply(command.order)) is None:
                         return
                     for each in said:
-                        is_blocks = isinstance(each, draft_pb2.Blocks)
-                        yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "welcome": each})
+                        yield event(each)
+
+
+def event(
+    said: draft_pb2.Blocks | draft_pb2.ContextOpened | draft_pb2.RoundsWelcome,
+) -> draft_pb2.RoundsEvent:
+    match said:
+        case draft_pb2.Blocks():
+            return draft_pb2.RoundsEvent(blocks=said)
+        case draft_pb2.ContextOpened():
+            return draft_pb2.RoundsEvent(opened=said)
+        case _:
+            return draft_pb2.RoundsEvent(welcome=said)
 
 
 class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
@@ -73,7 +82,7 @@ class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
         self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None]
         self.said, self._name, self._rounds_port = queue.SimpleQueue(), name, rounds_port
         self._server = grpc.server(ThreadPoolExecutor(4))
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self.endpoint = f"127.0.0.1:{self.port}"
         self._server.start()
@@ -84,11 +93,9 @@ class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
         return draft_pb2.DrafterDescription(rounds_port=self._rounds_port)
 
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
-        welcome = draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version=self._name)
-        yield draft_pb2.RoundsEvent(welcome=welcome)
+        yield event(draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version=self._name))
         while (said := self.said.get()) is not None:
-            is_blocks = isinstance(said, draft_pb2.Blocks)
-            yield draft_pb2.RoundsEvent(**{"blocks" if is_blocks else "opened": said})
+            yield event(said)
         self.said.put(None)
 
     def stop(self) -> None:

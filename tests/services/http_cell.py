@@ -1,7 +1,5 @@
 """A cell with an HTTP front on an event loop of its own, for clients that block."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from collections.abc import Coroutine, Mapping
@@ -9,12 +7,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import openai
-from faults.loop_thread import LoopThread
-from faults.pair import DRAFTER, FOLDER, TARGET
-from synthetic_file import synthetic_file
 
 from coordinator.config import CoordinatorConfig
+from tests.faults.loop_thread import LoopThread
+from tests.faults.pair import DRAFTER, FOLDER, TARGET
 from tests.services.cell import Cell
+from tests.synthetic_file import synthetic_file
 
 
 class HttpCell:
@@ -34,7 +32,7 @@ class HttpCell:
         **settings: Any,
     ) -> None:
         made = {"pair": pair} if pair else {"target": TARGET, "drafter": DRAFTER}
-        self._cell = Cell(shared=shared, **made)  # type: ignore[arg-type]
+        self._cell = Cell(shared=shared, **made)
         self._workers, self._verify, self._settings = workers, dict(verify or {}), settings
         self.verifier: Any = None
         self.drafter: Any = None
@@ -102,8 +100,8 @@ class HttpCell:
             self.verifier = await self._cell.verifier(**self._verify)
             self.drafter = await self._cell.drafter()
         door = {"target": str(TARGET), "http": "127.0.0.1:0"}
-        door["warm_up_s"] = CoordinatorConfig.warm_up_s
-        self.coordinator = await self._cell.coordinator(**{**door, **self._settings})
+        warm_up = {"warm_up_s": CoordinatorConfig.warm_up_s}
+        self.coordinator = await self._cell.coordinator(**{**door, **warm_up, **self._settings})
 
 
 def in_schema(schema: Any, **more: Any) -> Any:

@@ -1,7 +1,5 @@
 """`dspark chat` as a person has it: typed into a terminal, read off it."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

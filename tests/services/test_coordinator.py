@@ -1,8 +1,6 @@
 """A coordinator with the real workers over loopback gRPC, all in this process, on the golden
 pair."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from dataclasses import replace
@@ -10,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.oracle import plain_greedy
 
 from dspark.errors import Unavailable
+from tests.faults.oracle import plain_greedy
 from tests.services.cell import Cell, health
 from tests.waiting import until
 

@@ -1,8 +1,6 @@
 """A drafter of DeepSeek-V4's own kind is trained for a tiny target of that kind, and drafts for it
 in a cell."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Anthropic's Messages and OpenAI's Responses through their official clients, held to chat, on the
 tiny pair."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

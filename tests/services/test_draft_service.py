@@ -1,18 +1,16 @@
 """A drafter over loopback: which rows it takes in, and which it drops and counts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import torch
-from workers import drafter
 
 from dspark.types import RefusalReason
 from dspark.wire import tensors
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 from tests.services.test_rounds_at_drafter import change, greeted
+from tests.services.workers import drafter
 
 VERIFIER = 4
 

@@ -7,18 +7,16 @@ must be those of the target alone: each the likeliest of its row, or the winner 
 the tokens before it, where the target knows no near-tie.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import oracle
-from faults.pair import DRAFTER, TARGET, prompt
-from faults.tape import Tape
 
+from tests.faults import oracle
+from tests.faults.pair import DRAFTER, TARGET, prompt
+from tests.faults.tape import Tape
 from tests.services.cell import Cell
 from tests.waiting import until
 

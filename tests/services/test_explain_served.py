@@ -1,8 +1,6 @@
 """`Control.Explain` over a real cell: the rounds of a running request, told to operators while they
 are settled."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -5,8 +5,6 @@ Weights are the reference's where they are present and random ones otherwise; a 
 is the target itself has all its drafts accepted, which only a right context allows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -18,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.oracle import plain_greedy
-from workers import verifier
 
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
 from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
+from tests.faults.oracle import plain_greedy
 from tests.released.weights import write_thin
 from tests.services.cell import Cell
+from tests.services.workers import verifier
 from tests.unit.model.golden import altered, fresh
 from tests.waiting import until
 

@@ -1,7 +1,5 @@
 """Answers in a form, through HTTP and gRPC, coordinator, verifier and drafter, on the tiny pair."""
 
-from __future__ import annotations
-
 import enum
 import json
 import re

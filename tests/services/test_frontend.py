@@ -1,8 +1,6 @@
 """Front ends of their own before one coordinator: the same answers, and what happens when either
 side goes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -17,8 +15,6 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-import workers
-from synthetic_file import synthetic_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -36,7 +32,9 @@ from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.keys import token_files
+from tests.services import workers
 from tests.services.cell import Cell, health
+from tests.synthetic_file import synthetic_file
 from tests.waiting import until
 
 GENERATION = "dspark.wire.v1.Generation"

@@ -1,7 +1,5 @@
 """The HTTP front's errors, who may come in, and clients that go away; over a synthetic cell."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,8 +1,6 @@
 """What the live page asks of the coordinator, without a browser: rounds explained, frames, bounds,
 access."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

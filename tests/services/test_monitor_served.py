@@ -1,8 +1,6 @@
 """A drafter that lies, among real services: found by what verdicts tell, and cut off where it could
 do harm."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

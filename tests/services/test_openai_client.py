@@ -1,8 +1,6 @@
 """The official `openai` client against the HTTP front of a real cell of the tiny pair, held to the
 gRPC interface."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """Answers under a pace: messages of one size, and as many for an answer that came fast as for one
 that came slowly."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.config import CoordinatorConfig
@@ -24,6 +21,7 @@ from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
 from tests.services.cell import Cell
+from tests.synthetic_file import synthetic_file
 
 FRAME = 1024
 

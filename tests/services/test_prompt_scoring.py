@@ -1,8 +1,6 @@
 """Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the
 library."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,6 @@ import httpx
 import pytest
 import pytest_asyncio
 import torch
-from faults import oracle
 
 from coordinator.http import completions, reply
 from coordinator.http.logprobs import echo_logprobs
@@ -30,6 +27,7 @@ from dspark.client import (
     Usage,
 )
 from dspark.types import MAX_PROMPT_LOGPROBS
+from tests.faults import oracle
 from tests.services.cell import Cell
 from tests.services.http_cell import TARGET, HttpCell
 from tests.waiting import wait_until

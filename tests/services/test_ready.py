@@ -1,7 +1,5 @@
 """Ready means ready: whoever is told that a cell serves is not the first to make it work."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-import workers
 
 from coordinator.lanes import lane
 from coordinator.lanes.facts import DrafterPort
@@ -20,6 +17,7 @@ from deploy.head import free_ports
 from dspark.cli.main import main
 from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
+from tests.services import workers
 from tests.services.cell import Cell
 from tests.waiting import until
 

@@ -1,8 +1,6 @@
 """A verifier's connections break, or the coordinator goes and comes back at its address, in the
 middle of answers of every kind: they go on word for word."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import AsyncIterator

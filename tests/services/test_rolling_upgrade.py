@@ -1,16 +1,14 @@
 """A drafter of another projection takes over under load: no answer fails or changes, every lane has
 a drafter."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from faults.streams import Stream, asking
 from safetensors.torch import load_file, save_file
 
+from tests.faults.streams import Stream, asking
 from tests.services.cell import Cell
 from tests.waiting import until
 

@@ -14,9 +14,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import workers
-from columns import rows_of
-from synthetic_file import synthetic_file
 
 from draft_service import rounds, rounds_server
 from dspark.rounds.events import OrderRow
@@ -29,8 +26,11 @@ from dspark.types import Block, Cursor, EmptyReason, RefusalReason, SamplingPara
 from dspark.wire import codec, orders
 from dspark.wire.blocks import read_blocks
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, features_pb2, features_pb2_grpc, types_pb2
+from tests.columns import rows_of
 from tests.keys import token_files
+from tests.services import workers
 from tests.services.cell import health
+from tests.synthetic_file import synthetic_file
 from tests.waiting import until
 
 WIDTH, VOCAB, BLOCK = 1024, 500, 4

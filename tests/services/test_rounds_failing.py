@@ -1,8 +1,6 @@
 """What goes wrong around rounds: drafters that hang, lie or are somebody else, coordinators that
 fall silent or talk nonsense. Answers are the target's in the end, and nothing stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -15,10 +13,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import workers
-from conductor import Answer, Conductor, conducting, planned
-from fake_drafter import LIES, FakeDrafter, Said, sound
-from synthetic_file import synthetic_file
 
 from dspark.errors import Overloaded
 from dspark.rounds.control import Admission, DrafterAt, Use
@@ -32,6 +26,10 @@ from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
 from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
+from tests.conductor import Answer, Conductor, conducting, planned
+from tests.services import workers
+from tests.services.fake_drafter import LIES, FakeDrafter, Said, sound
+from tests.synthetic_file import synthetic_file
 from tests.waiting import until
 from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts

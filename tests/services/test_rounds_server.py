@@ -1,8 +1,6 @@
 """The listener whose streams are threads: what a peer does not read is bounded, and ends its
 stream."""
 
-from __future__ import annotations
-
 import gc
 import queue
 import threading

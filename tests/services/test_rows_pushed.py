@@ -1,7 +1,5 @@
 """Rows pushed to a drafter over a real stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ What is claimed is computed anew beside it, by a plain forward of the target. La
 `test_equals_reference`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from faults import oracle
 
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.decoding.reference import Target
+from tests.faults import oracle
 from tests.services.cell import Cell
 
 PROMPT = [7, 19, 3, 50, 7, 21]

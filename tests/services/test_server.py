@@ -1,7 +1,5 @@
 """The server harness over loopback: access, statuses, health, one port one process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

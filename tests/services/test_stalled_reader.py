@@ -1,20 +1,18 @@
 """A client that stops reading, on a real connection: freed in time, told why when it reads on, a
 neighbour unharmed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from faults.pair import FLAT
-from faults.synthetic_cell import message, small_channel
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.front_end import ClientsProcess
 from dspark.wire.v1 import generate_pb2_grpc
+from tests.faults.pair import FLAT
+from tests.faults.synthetic_cell import message, small_channel
 from tests.services.cell import Cell
 from tests.waiting import until
 

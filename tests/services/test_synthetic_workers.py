@@ -1,7 +1,5 @@
 """Synthetic workers behind real services, fed by a real coordinator."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 import structlog
-from synthetic_file import synthetic_file
 
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.front_end import ClientsProcess
@@ -22,6 +19,7 @@ from dspark.client import AsyncClient
 from dspark.errors import ConfigError, Unsupported
 from dspark.runtime import worker
 from tests.services.cell import Cell
+from tests.synthetic_file import synthetic_file
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 

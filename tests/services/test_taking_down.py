@@ -1,8 +1,6 @@
 """What `dspark down` waits for: requests that are under way, also where their coordinator has no
 time to say so; and `dspark up --block` beside a cell that ends without it."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

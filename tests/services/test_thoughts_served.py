@@ -4,8 +4,6 @@ form, on the tiny pair.
 The tiny target never learnt to think: it does where a budget has it begin.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a
 running server."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import json
@@ -14,7 +12,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from faults.pair import FLAT
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
@@ -30,6 +27,7 @@ from dspark.runtime.tls import Tls
 from dspark.training.disk import read_rows
 from tests.certificates import Authority
 from tests.commands import dspark
+from tests.faults.pair import FLAT
 from tests.keys import key_files, token_files
 from tests.services.cell import Cell
 from tests.waiting import until

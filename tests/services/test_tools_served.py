@@ -5,8 +5,6 @@ The tiny target goes on with texts and was never taught to call: a call comes wh
 it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

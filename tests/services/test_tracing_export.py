@@ -1,7 +1,5 @@
 """Spans reach a collector: over real gRPC, with the names a dashboard of traces goes by."""
 
-from __future__ import annotations
-
 from concurrent import futures
 from typing import Any
 

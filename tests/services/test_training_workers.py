@@ -1,7 +1,5 @@
 """Several workers, with a process group of their own on loopback, train as one does."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

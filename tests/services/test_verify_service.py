@@ -1,22 +1,20 @@
 """A verifier over loopback: what it says of itself, caches of each request's own, pages that run
 out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conductor import conducting, planned
-from faults.oracle import plain_greedy
-from workers import drafter, verifier
 
 from dspark.rounds.events import Why
 from dspark.rounds.plan import PlanKind
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire.v1 import types_pb2, verify_pb2_grpc
+from tests.conductor import conducting, planned
+from tests.faults.oracle import plain_greedy
+from tests.services.workers import drafter, verifier
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]

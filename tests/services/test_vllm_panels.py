@@ -1,7 +1,5 @@
 """Panels that people have for vLLM show data here once the prefix of their metrics is replaced."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from collections.abc import Iterator

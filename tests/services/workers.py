@@ -1,7 +1,5 @@
 """Real processes of a cell in this one, over loopback, for tests; each ends with its block."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any

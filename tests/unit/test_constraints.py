@@ -1,8 +1,6 @@
 """constraints.txt holds a version of everything that `make install` installs, and pyproject.toml
 allows each."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers are taken as they stand, from texts and from values, or refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages are given all or none, shared pages are counted, and nobody's slots are anybody else's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

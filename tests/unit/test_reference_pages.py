@@ -1,7 +1,5 @@
 """The reference pages say what the code says today, and leave nothing unexplained."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

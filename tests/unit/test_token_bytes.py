@@ -1,8 +1,6 @@
 """What entries of a vocabulary stand for is what the tokenizer itself makes of them, whatever its
 decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every message that the troubleshooting page explains is one that the code can say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

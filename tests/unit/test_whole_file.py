@@ -1,7 +1,5 @@
 """A file is there whole or not at all, whoever reads meanwhile and whatever fails."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

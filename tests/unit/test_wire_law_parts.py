@@ -1,7 +1,5 @@
 """The parts of the distribution test that need no process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Cells and pages for the tests of the live page. Run by `make web-test`, and by nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 """Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in
 both schemes and on a phone."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +71,7 @@ def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
     """Changing load, then a conversation alone, and its last answer without drafts beside it."""
     context = browser.new_context(
         viewport={"width": shot.width, "height": shot.height},
-        color_scheme=shot.scheme,  # type: ignore[arg-type]
+        color_scheme=shot.scheme,
         device_scale_factor=shot.scale,
         is_mobile=shot.phone,
         has_touch=shot.phone,

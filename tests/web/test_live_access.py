@@ -1,8 +1,6 @@
 """The page for everybody: contrast, names, keyboard, narrow screens, little motion, both colour
 schemes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

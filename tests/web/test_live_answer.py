@@ -1,7 +1,5 @@
 """Somebody types a prompt, watches it answered, and looks at how."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile text stays text, a key is asked for and forgotten, other sites get nowhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

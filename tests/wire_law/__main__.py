@@ -1,7 +1,5 @@
 """`make wire-law`: the whole thing, or a setting of it; one JSON object a line with --json."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -50,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
                 f"= {value:.3g}"
             )
     tokens = min(row["tokens_a_round"] for row in rows)
-    value = {"settings": len(rows), "p_corrected": min(least), "tokens_a_round": tokens}
+    found = {"settings": len(rows), "p_corrected": min(least), "tokens_a_round": tokens}
     bar = f"p > {P_BAR} after Holm, {TOKENS_BAR} tokens a round and more in every setting"
     holds = min(least) > P_BAR and tokens >= TOKENS_BAR
-    return Row("wire-law", "sampled answers follow the law", value, bar, holds).show(
+    return Row("wire-law", "sampled answers follow the law", found, bar, holds).show(
         as_json=args.json
     )
 

@@ -1,8 +1,6 @@
 """Two builds whose law is wrong by one line, which the test has to find: `python -m
 tests.wire_law.broken`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Nothing of the product computes here: logits are the library's, and sampling par
 as their definitions say. V tokens, answers of n tokens, the first one most significant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

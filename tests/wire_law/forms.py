@@ -5,8 +5,6 @@ ways. What may come is read off the list of texts alone, and the target's law of
 enumerated by transformers and numpy: no part of the product computes what is expected.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -57,7 +55,7 @@ def write_pair(folder: Path, *, vocabulary: int, seed: int) -> tuple[Path, Path]
     target, drafter = write_tiny_pair(folder, vocabulary=vocabulary, seed=seed)
     words = {word: number for number, word in enumerate((*WORDS, "<end>", "<mask>"))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<mask>"))
-    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<end>", "<mask>"])
     tokenizer.save(str(target / "tokenizer.json"))
     (target / "generation_config.json").write_text(
@@ -115,7 +113,7 @@ def judge(law: dict[Spelling, float], counts: Counter[Spelling]) -> float:
 def measure(endpoint: str, target: Path, draws: int, *, seed: int) -> list[dict[str, Any]]:
     """A row for each rule and policy, of `draws` answers a rule."""
     law = law_of(target)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, (rule, policy) in enumerate(itertools.product(RULES, POLICIES)):
         asked = {"rule": rule, "policy": policy, **ASKED}
         each, first = draws // len(POLICIES), seed + number * draws

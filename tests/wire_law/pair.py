@@ -5,8 +5,6 @@ The drafter's sequential head holds the target's mean logits by the token before
 random, scaled down by `BLOCK_SHARE`: drafts are refused often enough that a wrong correction shows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Draws answers through a cell, many at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

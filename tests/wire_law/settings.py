@@ -1,8 +1,6 @@
 """What is asked: every rule under a fixed and an adaptive policy, at three kinds of sampling
 parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Chi-square of single tokens, of pairs and of whole answers, and Holm's correction over all of
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """A setting, drawn and judged; rows that can be kept and gone on from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache

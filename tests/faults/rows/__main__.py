@@ -1,7 +1,7 @@
-"""One program of a row: `python -m faults.rows r15_every_message --json`."""
+"""One program of a row: `python -m tests.faults.rows r15_every_message --json`."""
 
 import sys
 
-from faults.rows.program import main
+from tests.faults.rows.program import main
 
 sys.exit(main())

@@ -4,8 +4,6 @@ Each has `rows`, which takes what was asked for and yields what it found, and ma
 its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging
@@ -38,9 +36,9 @@ def main() -> int:
     logged."""
     if len(sys.argv) < 2:
         raise SystemExit(
-            "python -m faults.rows ROW [--json]: a module of this folder, as r04_malformed"
+            "python -m tests.faults.rows ROW [--json]: a module of this folder, as r04_malformed"
         )
-    program = importlib.import_module(f"faults.rows.{sys.argv[1]}")
+    program = importlib.import_module(f"tests.faults.rows.{sys.argv[1]}")
     args = arguments(program.__doc__, getattr(program, "OPTIONS", {}))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     leave_in_order()

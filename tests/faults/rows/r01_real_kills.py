@@ -5,13 +5,11 @@ are asked for in waves, so that kills hit prefills, first and last tokens too. A
 silence of a stream around a kill.
 """
 
-from __future__ import annotations
-
 import asyncio
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, hurt, judged, wave
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.streams import PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 160
 KILLS, LONG_KILLS = 6, 200

@@ -6,15 +6,13 @@ token, inside a round, between a verdict and its commit, on the last token. Each
 requests, kills the verifier that holds most of them, and starts it again.
 """
 
-from __future__ import annotations
-
 import random
 
 from benchmarks.row import note
-from faults.promises import PATIENT, drawn, killed
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.simulated import SimulatedCell
-from faults.streams import Stream
+from tests.faults.promises import PATIENT, drawn, killed
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.simulated import SimulatedCell
+from tests.faults.streams import Stream
 
 KILLS, LONG_KILLS, KILLS_EACH = 48, 2000, 6
 STREAMS, TOKENS = 4, 20
@@ -28,6 +26,7 @@ async def killing(cell: SimulatedCell, draw: random.Random) -> tuple[list[Stream
         mine, wrong = await killed(cell, draw, STREAMS, max_tokens=TOKENS)
         answers += mine
         found += wrong
+        assert cell.tape is not None
         cell.tape.clear()
     return answers, found
 

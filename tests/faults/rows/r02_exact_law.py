@@ -6,20 +6,13 @@ verifiers go by deciding how much of every block it sees. Tables of eight kinds,
 ties and zeros among them.
 """
 
-from __future__ import annotations
-
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 from benchmarks.row import note
-from faults.rows.program import Args, Rows, statement
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit" / "decoding"))
-
-from enumeration import KINDS, variation
-from test_exact_law import CELLS, found, found_coupled
+from tests.faults.rows.program import Args, Rows, statement
+from tests.unit.decoding.enumeration import KINDS, variation
+from tests.unit.decoding.test_exact_law import CELLS, found, found_coupled
 
 BOUND = 1e-9
 LEAST = 500

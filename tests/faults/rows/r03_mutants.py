@@ -4,8 +4,6 @@ The everyday form takes every third of those in the rules, which spares processo
 form takes all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -13,7 +11,7 @@ import subprocess
 import sys
 
 from benchmarks.pair import ROOT
-from faults.rows.program import Args, Rows, statement
+from tests.faults.rows.program import Args, Rows, statement
 
 LEAST = 20
 CPU_S = 60.0  # of the everyday form; children that die by their bug are counted too

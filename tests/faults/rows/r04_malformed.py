@@ -6,8 +6,6 @@ schema, over streams beside which an honest one decodes. Then a coordinator, in 
 whose workers' events are spoiled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter
@@ -17,15 +15,15 @@ from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.row import note
 from dspark.types import SamplingParams
-from faults import oracle, pair
-from faults.attack import attack
-from faults.boundaries import methods
-from faults.plan import Message, Plan
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
-from faults.spoiler import Spoiler
-from faults.streams import Stream
+from tests.faults import oracle, pair
+from tests.faults.attack import attack
+from tests.faults.boundaries import methods
+from tests.faults.plan import Message, Plan
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.spoiler import Spoiler
+from tests.faults.streams import Stream
 
 EVENTS = ("ControlUp", "RoundsEvent")
 REFUSAL_S = 0.002

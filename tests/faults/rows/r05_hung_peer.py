@@ -6,18 +6,16 @@ Then the process goes on (its late words must change nothing) and is taken in ag
 every processor is kept busy for a while, and nobody may be let go for being slow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
 import sys
 import time
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import PATIENT, Stream, asking, hurt, judged, wave
-from faults.synthetic_cell import counter
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.streams import PATIENT, Stream, asking, hurt, judged, wave
+from tests.faults.synthetic_cell import counter
 
 STREAMS, TOKENS = 6, 300
 BAR_S = 3.5  # with a prefill

@@ -6,8 +6,6 @@ certificate, with one of another authority, and with one of ours by somebody wit
 role is another; over gRPC on every method of the protocol, and over HTTP.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from collections import Counter
@@ -20,9 +18,9 @@ from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.roles import METHODS, METRICS, Role
 from dspark.runtime.tls import Tls
-from faults.rows.program import Args, Rows, statement
-from faults.rows.r29_keys import ASK_S, HEALTH, asked
-from faults.secured_cell import Listener, SecuredCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.rows.r29_keys import ASK_S, HEALTH, asked
+from tests.faults.secured_cell import Listener, SecuredCell
 
 # Any other answer is one; so is silence. A listener may not know the method at all.
 REFUSED = (
@@ -121,7 +119,7 @@ def _answers(channel: grpc.Channel) -> bool:
 
 
 def _http(listener: Listener, tls: Tls | None, page: str) -> bool:
-    scheme, context = "http", ssl.create_default_context(cafile=tls and tls.ca)
+    scheme, context = "http", ssl.create_default_context(cafile=tls.ca if tls else None)
     if tls is not None:
         scheme = "https"
         if tls.cert:

@@ -6,17 +6,15 @@ every bytes field and a hand-over go on; that no source has calls that could is 
 path of a request, and are not looked at here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from typing import Any
 
 from benchmarks.row import note
-from faults.attack import attack
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.watch import Watch
+from tests.faults.attack import attack
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.watch import Watch
 
 
 class _Bomb:

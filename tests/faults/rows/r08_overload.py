@@ -9,8 +9,6 @@ load is gone.
 Refusals are timed by a client in a process of its own, since the one that floods is busy flooding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -22,9 +20,9 @@ import grpc
 
 from benchmarks.row import note
 from dspark.wire.v1 import generate_pb2_grpc
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
 TIMES, EACH_S = 10.0, 0.05  # of the capacity; between two questions of the prober
@@ -52,7 +50,7 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         capacity = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
         before = cell.resources("coordinator/0")["rss"]
         note(f"capacity {capacity:.1f}/s")
-        words = ("-m", "faults.rows.r08_overload", cell.endpoint, str(seconds))
+        words = ("-m", "tests.faults.rows.r08_overload", cell.endpoint, str(seconds))
         prober = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdout=asyncio.subprocess.PIPE
         )
@@ -94,7 +92,8 @@ async def _open_loop(channel: grpc.aio.Channel, rate: float, seconds: float) -> 
         await asyncio.sleep(max(due - time.monotonic(), 0.0))
         task = asyncio.create_task(ask(channel, message(TOKENS, seed=draw.randrange(1000))))
         running.add(task)
-        task.add_done_callback(lambda done: (running.discard(done), told.append(done.result())))
+        task.add_done_callback(running.discard)
+        task.add_done_callback(lambda done: told.append(done.result()))
         due += draw.expovariate(rate)
     await asyncio.gather(*running)
     return told

@@ -7,8 +7,6 @@ has it. The same storm blows at a bare server, whose handler returns nothing and
 else to do: what the library and this machine leave to be had.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -23,14 +21,14 @@ from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.security import PUBLIC_STREAMS
 from dspark.wire.v1 import generate_pb2
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
 
 STORM, BARE = "--storm", "--bare"
 AT_ONCE = 50
 STORM_S, MEASURED_S = 8.0, 5.0
 METHOD = "/dspark.wire.v1.Generation/GetModelInfo"
-SELF = (sys.executable, "-m", "faults.rows.r09_cancel_storm")
+SELF = (sys.executable, "-m", "tests.faults.rows.r09_cancel_storm")
 LEAST_RATE, MOST_P99_MS = 10_000, 10.0
 
 

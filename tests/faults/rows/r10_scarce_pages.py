@@ -6,17 +6,16 @@ a preempted sequence that nobody took meanwhile are found again by the prefix ca
 measured with it as it is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
+from functools import partial
 
 from benchmarks.row import note
-from faults import pair
-from faults.promises import freed, judged, take_out_youngest
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.promises import freed, judged, take_out_youngest
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 SEQUENCES = 12
 SEEDS, LONG_SEEDS = 3, 40
@@ -83,7 +82,7 @@ def rows(args: Args) -> Rows:
     most, stall = 0.0, 0.0
     for seed in range(seeds):
         answers, found, figures = simulate(
-            lambda cell, seed=seed: scarce(cell, seed, forced=10),
+            partial(scarce, seed=seed, forced=10),
             verify={"kv_tokens": max(FITTING // 2, LONGEST + PAGE)},
         )
         problems += found

@@ -7,8 +7,6 @@ cost beside plain decoding. The coupled rule's law under such drafts is enumerat
 `tests/unit/decoding/test_exact_law.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable
@@ -16,12 +14,12 @@ from typing import Any
 
 from benchmarks.row import note
 from dspark.wire.v1 import draft_pb2
-from faults import pair
-from faults.plan import Message, Plan
-from faults.promises import lied_to
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.plan import Message, Plan
+from tests.faults.promises import lied_to
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 SPEED = 0.90
 TOKENS = 400

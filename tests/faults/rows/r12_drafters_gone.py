@@ -6,17 +6,15 @@ of the same streams under the policy `off`; `back_s` the time from the drafters'
 round with a draft.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any
 
 from benchmarks.row import note
-from faults.promises import PROMISES, asking, judged
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults.promises import PROMISES, asking, judged
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 STREAMS, TOKENS, DEAD_S = 4, 200, 2.0
 STEPS = {"judge_cohort": 0.02, "timed_draft": 0.003}  # seconds

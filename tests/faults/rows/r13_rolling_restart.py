@@ -5,8 +5,6 @@ One round restarts all verifiers and drafters, one after the other, each when th
 connected again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 
@@ -15,9 +13,9 @@ import grpc
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole
 from dspark.runtime.channel import health_of, sync_channel
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import hurt, judged, wave
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import hurt, judged, wave
 from tests.waiting import wait_until
 
 STREAMS, TOKENS = 8, 160

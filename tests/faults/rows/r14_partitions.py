@@ -8,19 +8,17 @@ another one (every 15 in the long form), in a direction drawn from a seed. A fra
 client; each is checked against the offset before it and, in the end, against the target alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
 from collections import Counter
 
-from faults import namespaces
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import PATIENT, hurt, judged, wave
-from faults.synthetic_cell import counter
-from faults.tcp_proxy import Way
+from tests.faults import namespaces
+from tests.faults.processes import Between, FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import PATIENT, hurt, judged, wave
+from tests.faults.synthetic_cell import counter
+from tests.faults.tcp_proxy import Way
 from tests.waiting import came
 
 STREAMS, LONG_STREAMS, TOKENS = 8, 32, 200
@@ -36,9 +34,9 @@ OPTIONS = {"minutes": None, "proxies": 0}
 
 
 def rows(args: Args) -> Rows:
-    kernel = not args.proxies and namespaces.enter("faults.rows")
+    kernel = not args.proxies and namespaces.enter("tests.faults.rows")
     lasts_s = 60.0 * (args.minutes or (LONG_MINUTES if args.long else QUICK_MINUTES))
-    between = "kernel" if kernel else "tcp"
+    between: Between = "kernel" if kernel else "tcp"
     cuts, draw = Counter[str](), random.Random(14)
     streams, each_s = (LONG_STREAMS, LONG_EACH_S) if args.long else (STREAMS, EACH_S)
     with FaultCell(verifiers=2, drafters=2, between=between, coordinator=PATIENT) as cell:

@@ -6,20 +6,18 @@ never says counts as not covered, and is named. Simulated time; the real coordin
 client on the real pair, requests under all laws.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any
 
 from benchmarks.row import note
-from faults import pair
-from faults.boundaries import kinds
-from faults.plan import Action, Plan, once
-from faults.promises import judged
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.boundaries import kinds
+from tests.faults.plan import Action, Plan, once
+from tests.faults.promises import judged
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 TOKENS = 14
 LONG = 24  # a prompt of more rows than an order carries: they are sent again in pieces

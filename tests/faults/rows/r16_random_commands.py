@@ -1,11 +1,9 @@
 """Row 16: random commands against coordinator, pages and scheduler, with a model beside them; no
 invariant breaks.
 
-The machine is `faults.machine`; what it ever finds becomes a fixed example in
+The machine is `tests.faults.machine`; what it ever finds becomes a fixed example in
 tests/faults/test_found.py.
 """
-
-from __future__ import annotations
 
 import signal
 import time
@@ -15,8 +13,8 @@ from pathlib import Path
 from hypothesis import Phase, seed
 
 from benchmarks.row import note
-from faults.machine import CellMachine, walk
-from faults.rows.program import Args, Rows, statement
+from tests.faults.machine import CellMachine, walk
+from tests.faults.rows.program import Args, Rows, statement
 
 EACH = 40
 

@@ -7,17 +7,15 @@ seen to be dead. The other path of gRPC's, a cancel that meets a pending write, 
 is shown by `r17_real_leaving`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from functools import partial
 
 from benchmarks.row import note
 from dspark.client import DeadlineExceeded
-from faults.promises import drawn
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.simulated import SimulatedCell
+from tests.faults.promises import drawn
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.simulated import SimulatedCell
 
 STEP_S = 0.0053  # of the simulated verifier, with its hops
 LIMIT_S = STEP_S + 0.1

@@ -5,8 +5,6 @@ Ways: leaving the loop, closing the connection, a deadline that passes, and a cl
 with SIGKILL.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,9 +12,9 @@ import time
 
 from benchmarks.row import note
 from dspark.client import Client, DeadlineExceeded
-from faults import pair
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
+from tests.faults import pair
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
 from tests.waiting import came
 
 BAR_S = 1.0

@@ -7,8 +7,6 @@ is felt; with gRPC's own windows two to six megabytes of an answer leave before 
 notice, and cost the kernel's memory instead of the coordinator's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass
@@ -18,9 +16,9 @@ import grpc
 
 from benchmarks.row import note
 from dspark.wire.v1 import generate_pb2_grpc
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.synthetic_cell import ask, counter, message, small_channel, synthetic_cell
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.synthetic_cell import ask, counter, message, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 300, 20_000
 TURNS = 2  # what else the machine does falls on both

@@ -6,8 +6,6 @@ interface has such a field, over HTTP; and one of commands to the workers. Proce
 peak of resident memory are the server's, as the kernel counts them.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import time
@@ -31,8 +29,8 @@ from dspark.wire.v1 import (
     verify_pb2,
     verify_pb2_grpc,
 )
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
 
 MIB = 1 << 20
 MANY = 1_000_000
@@ -145,9 +143,8 @@ def _requests() -> Iterator[Case]:
     yield Case("200,000 biases", ask(logit_bias=dict.fromkeys(range(200_000), 1.0)))
     yield Case("logprobs of 4e9", ask(logprobs=2**31 - 1), {"logprobs": 2**31 - 1})
     for name, field in (("a request id of 1 MiB", "request_id"), ("a salt of 1 MiB", "cache_salt")):
-        request = generate_pb2.GenerateRequest(
-            tokenized=generate_pb2.TokenizedInput(input_ids=[1]), **{field: "r" * MIB}
-        )
+        request = generate_pb2.GenerateRequest(tokenized={"input_ids": [1]})
+        setattr(request, field, "r" * MIB)
         yield Case(name, request.SerializeToString())
     yield Case(
         "300,000 ids to abort",
@@ -197,10 +194,10 @@ def _commands(cell: FaultCell) -> Iterator[tuple[str, str, Case]]:
     opening = draft_pb2.OpenContext(sequence=1, reserve_tokens=8, sampling=biased)
     command = draft_pb2.RoundsCommand(open=opening).SerializeToString()
     yield "draft", rounds, Case("a law of a million ids", command, **stream)
-    order = draft_pb2.Order(
+    long = draft_pb2.Order(
         order=1, sequence=many, epoch=many, round=many, committed_len=many, anchors=many
     )
-    command = draft_pb2.RoundsCommand(order=order).SerializeToString()
+    command = draft_pb2.RoundsCommand(order=long).SerializeToString()
     yield "draft", rounds, Case("an order of a million", command, **stream, values=5 * MANY)
     chunk = features_pb2.FeatureChunk(
         token_ids=[1] * 200_000,

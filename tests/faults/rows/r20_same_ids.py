@@ -7,18 +7,16 @@ A verifier and a drafter are killed on the way and come back, pages that were co
 found again. That processes answer as transformers do is for row 34 and `tests/e2e`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any
 
 from benchmarks.row import note
-from faults import pair
-from faults.promises import PATIENT, drawn, judged, take_out_youngest
-from faults.rows.program import Args, Rows, statement
-from faults.simulated import SimulatedCell
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.promises import PATIENT, drawn, judged, take_out_youngest
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.simulated import SimulatedCell
+from tests.faults.streams import Stream
 
 REQUESTS, LONG_REQUESTS, EACH = 60, 600, 30
 CELL: dict[str, Any] = {

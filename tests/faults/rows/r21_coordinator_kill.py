@@ -7,14 +7,12 @@ shown can only be known from the journal. An offset that does not follow from th
 the program.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.streams import ALL_PARAMS, PATIENT, hurt, judged, wave
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.streams import ALL_PARAMS, PATIENT, hurt, judged, wave
 
 STREAMS, TOKENS = 8, 200
 KILLS, LONG_KILLS = 3, 30

@@ -7,8 +7,6 @@ drafter is killed too; once the head is back the controller has to find that out
 one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -26,9 +24,9 @@ from deploy.process_tags import end_all, marked, new_cell_id
 from deploy.ray_environment import environment
 from dspark.client import AsyncClient
 from dspark.runtime.identity import write_token
-from faults.pair import DRAFTER, TARGET
-from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, judged, wave
+from tests.faults.pair import DRAFTER, TARGET
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import Stream, judged, wave
 
 STREAMS = 8
 AWAY_S = 5.0  # until a drafter is killed too

@@ -7,17 +7,16 @@ the flood. All in simulated time: the real coordinator, admission and front desk
 their tokens, workers whose passes take 15 and 2 ms.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 from coordinator.queue.waiting_queue import ANSWER, PROMPT
 from dspark.client import AsyncClient
-from faults.promises import knowing, token
-from faults.rows.program import Args, Rows, quantile, statement
-from faults.simulated import SimulatedCell, simulate
+from tests.faults.promises import knowing, token
+from tests.faults.rows.program import Args, Rows, quantile, statement
+from tests.faults.simulated import SimulatedCell, simulate
 
 FLOOD, LIGHT = 64, 4
 PLACES, PROMPT_TOKENS, FLOOD_TOKENS, LIGHT_TOKENS = 16, 32, 48, 24
@@ -28,9 +27,7 @@ def rows(args: Args) -> Rows:
     with knowing("flood", *(f"light{number}" for number in range(LIGHT))) as settings:
         settings["coordinator"] |= {"max_running": PLACES, "max_queued": 256}
         alone, beside = (
-            simulate(
-                lambda cell, flood=flood: _story(cell, seconds, flood), synthetic=True, **settings
-            )
+            simulate(partial(_story, seconds=seconds, flood=flood), synthetic=True, **settings)
             for flood in (0, FLOOD)
         )
     bound = 2.0 * max(PROMPT * PROMPT_TOKENS, ANSWER * PLACES * FLOOD_TOKENS)

@@ -5,8 +5,6 @@ name with two addresses. Counted are calls that arrive, against requests that we
 retries alone, which are up to four attempts each, there would be about twice as many.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -17,7 +15,7 @@ from dspark.client import AsyncClient, Unavailable
 from dspark.client.request import SERVICE_CONFIG
 from dspark.runtime.channel import open_channel
 from dspark.wire.v1 import generate_pb2, generate_pb2_grpc
-from faults.rows.program import Args, Rows, statement
+from tests.faults.rows.program import Args, Rows, statement
 
 BAR = 1.1
 
@@ -32,7 +30,9 @@ class Listener(generate_pb2_grpc.GenerationServicer):
         self._calls[self._name] += 1
         if self._name == "refuses":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier is connected")
-        yield generate_pb2.GenerateResponse(complete=generate_pb2.GenerateComplete(finish_reason=1))
+        yield generate_pb2.GenerateResponse(
+            complete=generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_LENGTH")
+        )
 
 
 def rows(args: Args) -> Rows:

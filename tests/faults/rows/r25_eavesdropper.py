@@ -9,8 +9,6 @@ was too weak to say anything of the pace. The size of the question itself is the
 and is left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -22,10 +20,10 @@ import numpy as np
 from benchmarks.row import note
 from dspark.client import AsyncClient
 from dspark.loadgen.prompts import built_in
-from faults.eavesdropper import Trace, features, guess, listen
-from faults.rows.program import Args, Rows, statement
-from faults.secured_cell import SecuredCell
-from faults.tcp_proxy import TcpProxy
+from tests.faults.eavesdropper import Trace, features, guess, listen
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.secured_cell import SecuredCell
+from tests.faults.tcp_proxy import TcpProxy
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 TRACES = 15  # of each question, of which a third is guessed
@@ -100,8 +98,8 @@ async def _listen(cell: SecuredCell, prompts: list[Any]) -> list[Heard]:
 
     async def one() -> None:
         wire = TcpProxy("wire", cell.endpoint, "127.0.0.1")  # as its certificate says
-        mine = {"token": cell.tenants["acme"], "tls": cell.authority.tls("client-acme")}
-        async with AsyncClient(wire.endpoint, **mine) as client:
+        tls = cell.authority.tls("client-acme")
+        async with AsyncClient(wire.endpoint, token=cell.tenants["acme"], tls=tls) as client:
             await ask(client, wire, 0)  # the connection, and what its headers learn
             while asked:
                 heard.append(await ask(client, wire, asked.pop()))

@@ -7,8 +7,6 @@ is the demo's, whose files are large enough for memory to show; each copy is mad
 process and loaded in another, whose memory is watched.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -22,10 +20,10 @@ from benchmarks.row import note
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.errors import CheckpointError, ConfigError, DsparkError
-from faults import pair
-from faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Case, raw
-from faults.forked import forked
-from faults.rows.program import Args, Rows, quantile, statement
+from tests.faults import pair
+from tests.faults.bad_checkpoints import CONFIGS, DRAFTER, HEADER, TARGET, WEIGHTS, Case, raw
+from tests.faults.forked import forked
+from tests.faults.rows.program import Args, Rows, quantile, statement
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 

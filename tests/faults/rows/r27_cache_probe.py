@@ -7,8 +7,6 @@ spare, shows that the measurement would see a difference. A cache salt and a req
 the first tenant's names are tried as well.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time
@@ -18,8 +16,8 @@ from statistics import median
 from benchmarks.row import note
 from dspark.client import Client
 from dspark.client.events import Finished
-from faults.rows.program import Args, Rows, statement
-from faults.secured_cell import TENANTS, SecuredCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.secured_cell import TENANTS, SecuredCell
 
 PROMPT = 240  # tokens: fifteen pages
 PAIRS, LONG_PAIRS = 300, 3000
@@ -52,7 +50,7 @@ def _probe(pairs: int) -> dict[str, float]:
             for name in TENANTS
         )
         with first, second:
-            asked, fresh, cached = [], [], 0
+            asked, fresh, cached = list[float](), list[float](), 0
             for number in range(2 * pairs):
                 prompt = [draw.randrange(16, 128) for _ in range(PROMPT)]
                 before = draw.random() < 0.5

@@ -7,8 +7,6 @@ and every error text are searched for the canaries: as text, as token ids, as ba
 words.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os
@@ -22,10 +20,10 @@ import httpx
 from benchmarks.pair import Pair
 from benchmarks.row import note
 from dspark.client import Client, DsparkError
-from faults.pair import DRAFTER, TARGET
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.watch import Watch
+from tests.faults.pair import DRAFTER, TARGET
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.watch import Watch
 from tests.keys import key_files
 
 PROMPT = "The zanzibarite quokkaflute sings of vermilionhearth at midnight"
@@ -116,7 +114,7 @@ def rows(args: Args) -> Rows:
         mock.patch.dict(os.environ, loud),
     ):
         folder = Path(name)
-        flags = key_files(folder, {"": CLIENT})
+        flags: dict[str, Any] = {**key_files(folder, {"": CLIENT})}
         flags["coordinator"]["http"] = "127.0.0.1:0"
         worker = (folder / "worker").read_text().strip()
         with FaultCell(verifiers=2, folder=folder, **flags) as cell:

@@ -5,8 +5,6 @@ from nowhere: a key that is missing, wrong, cut, of another role or in another c
 each. And over HTTP on every page.
 """
 
-from __future__ import annotations
-
 import ast
 import tempfile
 from collections.abc import Iterator
@@ -20,9 +18,9 @@ from benchmarks.pair import ROOT
 from benchmarks.row import note
 from dspark.runtime.channel import sync_channel
 from dspark.wire.v1 import generate_pb2
-from faults.boundaries import methods
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
+from tests.faults.boundaries import methods
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
 from tests.keys import key_files
 
 GENERATION = generate_pb2.DESCRIPTOR.services_by_name["Generation"]
@@ -68,7 +66,7 @@ def asked(channel: grpc.Channel, method: str, metadata: Any) -> grpc.StatusCode:
         for _ in channel.stream_stream(method)(iter([b""]), timeout=ASK_S, metadata=metadata):
             return grpc.StatusCode.OK
     except grpc.RpcError as error:
-        return error.code()  # type: ignore[no-any-return]
+        return error.code()
     return grpc.StatusCode.OK
 
 
@@ -90,7 +88,7 @@ def rows(args: Args) -> Rows:
     tried, let_in, free = 0, [], 0
     with tempfile.TemporaryDirectory(prefix="dspark-keys-") as name:
         folder = Path(name)
-        flags = key_files(folder, {"": CLIENT})
+        flags: dict[str, Any] = {**key_files(folder, {"": CLIENT})}
         flags["coordinator"]["http"] = "127.0.0.1:0"
         worker = (folder / "worker").read_text().strip()
         with FaultCell(**flags) as cell:

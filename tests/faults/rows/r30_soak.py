@@ -6,8 +6,6 @@ growth is Theil-Sen's slope over the second half, and the bar is held against th
 interval.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
@@ -18,10 +16,10 @@ from scipy.stats import theilslopes
 
 from benchmarks.row import note
 from dspark.client import AsyncClient
-from faults import pair
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import ALL_PARAMS, Stream, judged
+from tests.faults import pair
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import ALL_PARAMS, Stream, judged
 
 MINUTES = 30.0
 EACH_S = 15.0

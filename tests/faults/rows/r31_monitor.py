@@ -10,8 +10,6 @@ acceptance stays what it was; `warm` drafts at temperature 0.9 what it tells as 
 from bfloat16.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +23,7 @@ from coordinator.lanes.monitor import FALSE_ALARM, Monitor
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
-from faults.rows.program import Args, Rows, statement
+from tests.faults.rows.program import Args, Rows, statement
 
 VOCAB, ENTRIES, SLOTS, SEQUENCES, TABLES = 128, 32, 7, 64, 96
 SHARE = 0.003

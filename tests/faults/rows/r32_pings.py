@@ -5,8 +5,6 @@ Both wait on a stream that says nothing for a minute, as a long prefill does. Pr
 watch each other more closely than strangers may: on a worker's listener a ping a second is welcome.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
 
 SILENCE_S = 62.0
 CUT_WITHIN_S = 30.0

@@ -6,8 +6,6 @@ Clients ask for `dspark.wire.v1.Generation`: SERVING while requests are taken in
 own name says that it lives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -15,9 +13,9 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.synthetic_cell import ask, message, synthetic_cell
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.synthetic_cell import ask, message, synthetic_cell
 from tests.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

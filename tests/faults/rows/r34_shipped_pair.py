@@ -6,16 +6,14 @@ processes in fp32. Every answer is gone over by one forward pass of transformers
 led by less than a near-tie is counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from benchmarks.pair import DOMAINS, shipped_pair
 from benchmarks.row import note
 from dspark.client import AsyncClient
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, judged
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import Stream, judged
 
 POLICIES = {"off": "off", "fixed:3": "fixed:3", "default": ""}
 AT_A_TIME, TOKENS, EACH, LONG_EACH = 8, 48, 4, 30

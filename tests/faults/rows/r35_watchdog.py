@@ -7,21 +7,19 @@ real pair; what it costs from the alarm on, later trials included, is told besid
 engines without weights in simulated time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any
 
 from benchmarks.row import note
 from dspark.wire.v1 import draft_pb2
-from faults import pair
-from faults.plan import Action, Fate, Message
-from faults.promises import asking, judged
-from faults.rows.program import Args, Rows, statement
-from faults.rows.r11_lying_drafter import BLOCKS, STEPS, Lying, random_ids
-from faults.simulated import SimulatedCell, simulate
-from faults.streams import Stream
+from tests.faults import pair
+from tests.faults.plan import Action, Fate, Message
+from tests.faults.promises import asking, judged
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.rows.r11_lying_drafter import BLOCKS, STEPS, Lying, random_ids
+from tests.faults.simulated import SimulatedCell, simulate
+from tests.faults.streams import Stream
 
 ROUNDS, SPEED = 100, 0.90
 HEALTHY = 200  # passes before anything goes bad, on engines without weights
@@ -42,7 +40,7 @@ def _nothing(blocks: draft_pb2.Blocks, draw: random.Random) -> None:
     blocks.lengths[:] = [0] * len(blocks.lengths)
     blocks.q_entries[:] = [0] * len(blocks.lengths)
     for column in ("token_ids", "confidence", "q_ids", "q_probs"):
-        blocks.ClearField(column)  # type: ignore[arg-type]
+        blocks.ClearField(column)
 
 
 FAULTS = {
@@ -84,9 +82,8 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
     plan = gone(name)
 
     async def story(cell: SimulatedCell) -> tuple[int, list[str]]:
-        options = {"prompts": (20,), "laws": ALL_PARAMS.get(name, pair.ALL_PARAMS)}
-        draw = random.Random(seed)
-        asked = asking(cell, draw, 4, max_tokens=160, policy="adaptive", **options)
+        laws, draw = ALL_PARAMS.get(name, pair.ALL_PARAMS), random.Random(seed)
+        asked = asking(cell, draw, 4, prompts=(20,), laws=laws, max_tokens=160, policy="adaptive")
         await cell.until(lambda: cell.metric("cohorts_total") > 10)
         passes = await _alarm(cell, plan)
         return passes, judged(cell, await asyncio.gather(*asked))

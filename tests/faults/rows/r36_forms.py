@@ -6,8 +6,6 @@ coordinator, which has a journal, are killed at moments drawn from a seed and st
 ask for the rest of their answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile
@@ -17,10 +15,10 @@ from typing import Any
 import jsonschema
 from tokenizers import Tokenizer
 
-from faults.pair import COUPLED, GREEDY, TARGET, prompt
-from faults.processes import FaultCell
-from faults.rows.program import Args, Rows, statement
-from faults.streams import Stream, hurt
+from tests.faults.pair import COUPLED, GREEDY, TARGET, prompt
+from tests.faults.processes import FaultCell
+from tests.faults.rows.program import Args, Rows, statement
+from tests.faults.streams import Stream, hurt
 
 STREAMS = 8
 KILLS, LONG_KILLS = 6, 100

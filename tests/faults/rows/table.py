@@ -1,8 +1,6 @@
 """Which rows there are, by which programs, and how long they may take. A new row is a line here and
 a program there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -22,7 +20,7 @@ class Entry:
     @property
     def command(self) -> list[str]:
         """Behind `python -m`."""
-        return ["faults.rows", *self.words.split(), "--json"]
+        return ["tests.faults.rows", *self.words.split(), "--json"]
 
 
 QUICK: tuple[Entry, ...] = (

@@ -32,7 +32,7 @@ def _own(event: str) -> bool:
     return False
 
 
-def _note(event: str, arguments: tuple) -> None:
+def _note(event: str, arguments: tuple[object, ...]) -> None:
     global _busy
     if _busy or (event not in _ALWAYS and event not in _RUNS | _BEGINS):
         return
@@ -51,9 +51,9 @@ def _note(event: str, arguments: tuple) -> None:
 
 def _debug(self: logging.Logger, level: object) -> None:
     self.level = logging.DEBUG
-    self.manager._clear_cache()
+    self.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 if _FOLDER:
-    logging.RootLogger.setLevel = _debug  # type: ignore[method-assign, assignment]
+    logging.RootLogger.setLevel = _debug  # type: ignore[method-assign]
     sys.addaudithook(_note)

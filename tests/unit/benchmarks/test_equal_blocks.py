@@ -1,17 +1,15 @@
 """The worth of a block is the mean of what the rules themselves decide, and one pass gives the laws
 of many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from forced_coins import judged
 
 from benchmarks.ablations.equal_blocks import committed, probs_behind
 from dspark.decoding.gumbel import times, winners
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 from tests.architectures.families import FAMILIES, model_of
+from tests.forced_coins import judged
 
 VOCAB, SLOTS, DRAWS = 6, 4, 4000
 AT = Cursor(1, 1, 1, 11)

@@ -1,8 +1,6 @@
 """The F16 file that llama.cpp is measured with holds the values and the metadata of the packed
 one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

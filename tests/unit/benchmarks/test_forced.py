@@ -1,7 +1,5 @@
 """Forced acceptance reaches the mean it is told, repeats, and leaves refusals alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

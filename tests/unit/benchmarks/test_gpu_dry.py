@@ -1,8 +1,6 @@
 """The GPU benchmark with a toy shape on a processor: every part that needs no other process runs
 and keeps its rows."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

@@ -1,7 +1,5 @@
 """Nothing a benchmark starts outlives it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

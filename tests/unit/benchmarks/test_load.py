@@ -1,7 +1,5 @@
 """The load generator's bookkeeping: what counts, from when, and what is left out."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -9,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from faults.simulation import Simulation
 
 from dspark.client import Speculation
 from dspark.errors import InvalidRequest, Overloaded
@@ -20,6 +17,7 @@ from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
 from dspark.loadgen.summary import spread, summarise
 from dspark.plots import check, check_file
+from tests.faults.simulation import Simulation
 
 QUESTION = Question((1, 2, 3))
 

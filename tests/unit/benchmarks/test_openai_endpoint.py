@@ -1,8 +1,6 @@
 """The OpenAI-style client against a real HTTP server on loopback, in the dialects such servers
 speak."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The shipped drafter's folder is made of a training run by one command, whether the run has ended
 or not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The load generator sends to real services what the simulator asks of its own, and devices slow
 down evenly."""
 
-from __future__ import annotations
-
 import itertools
 
 from benchmarks.real_cell import FILES, questions

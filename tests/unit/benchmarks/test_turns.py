@@ -1,7 +1,5 @@
 """Policies in turns: who stays, what a ratio is, and that a run goes on where it stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rounds_cell import SLOTS, RoundsCell, ToyPair
-
 from coordinator.simulation.drafter import Answered, SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext
 from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.world import Device
 from dspark.rounds.events import Prefilled, PrefillRefused, Released, Report, RunPass, SendOrder
 from dspark.types import Verdict
+from tests.rounds_cell import SLOTS, RoundsCell, ToyPair
 
 Hits = Callable[[float], bool]  # whether something of this chance happens
 Key = tuple[int, int]  # sequence, epoch

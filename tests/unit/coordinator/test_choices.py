@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import answer_of
-from rounds_cell import RoundsCell, virtual
 
 from coordinator.answers.answer import Reason, RequestStats, Round
 from coordinator.lanes.request_state import LifeState, RequestState
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
+from tests.fakes import answer_of
+from tests.rounds_cell import RoundsCell, virtual
 
 
 def ask(

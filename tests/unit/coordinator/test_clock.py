@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from rounds_cell import virtual
 
 from coordinator.clock import LOOK_S, until
+from tests.rounds_cell import virtual
 
 
 @pytest.mark.parametrize(

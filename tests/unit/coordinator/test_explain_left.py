@@ -1,7 +1,5 @@
 """Who watches a request and leaves is let go, also in the turn in which a round comes."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ from tests.waiting import until
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_caller_that_leaves_as_a_round_comes_is_let_go(turns: int) -> None:
-    explain, unused = Explain(), Any
+    explain, unused = Explain(lambda: None), Any
     cell: Any = SimpleNamespace(
         admission=SimpleNamespace(find=lambda name: name),
         membership=SimpleNamespace(explain=explain),

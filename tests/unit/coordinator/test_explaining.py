@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import answer_of
-from rounds_cell import RoundsCell, ToyPair, virtual
 
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
 from coordinator.lanes.watch import RoundPart
 from coordinator.watching.explaining import price, step_of, told
 from dspark.wire.v1 import control_pb2 as wire
+from tests.fakes import answer_of
+from tests.rounds_cell import RoundsCell, ToyPair, virtual
 
 
 async def explained(policy: str, **settings: Any) -> list[RoundPart]:

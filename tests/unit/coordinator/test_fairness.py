@@ -5,13 +5,13 @@ import asyncio
 import random
 
 import pytest
-from fakes import read
-from rounds_cell import RoundsCell, virtual
 
 from coordinator.lanes.request_state import RequestState
 from coordinator.queue.scheduler import LEAST_HINT_S
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT
 from dspark.errors import Overloaded
+from tests.fakes import read
+from tests.rounds_cell import RoundsCell, virtual
 
 
 def held(cell: RoundsCell) -> RoundsCell:

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import answer_of
-from rounds_cell import RoundsCell, virtual
 
 from coordinator.cells import frontends as room
 from coordinator.cells.frontends import FrontendConnection
@@ -16,6 +14,8 @@ from dspark.client.request import write_request
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds.policy import parse_policy
 from dspark.wire.v1 import frontend_pb2
+from tests.fakes import answer_of
+from tests.rounds_cell import RoundsCell, virtual
 
 
 async def attached(cell: RoundsCell) -> FrontendConnection:

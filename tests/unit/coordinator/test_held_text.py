@@ -4,13 +4,13 @@ log-probabilities alike."""
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_output_processor import END, PROMPT, TOKENIZER
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.requests.request import Request
 from dspark.rounds.policy import Off
 from dspark.types import SamplingParams, ScoredToken
+from tests.unit.coordinator.test_output_processor import END, PROMPT, TOKENIZER
 
 TEXTS = st.text(alphabet="aéb€\U0001f600 .", max_size=12)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import structlog
-from fakes import answer_of, read
-from rounds_cell import RoundsCell, ToyPair, costs, virtual
 
 from coordinator.lanes import lane, lane_drafters
 from coordinator.lanes.request_state import RequestState
@@ -38,6 +36,8 @@ from dspark.rounds.events import (
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.telemetry import MOST_LABELS
 from dspark.types import Constraint, ConstraintKind, Draws, Refusal, RefusalReason, SamplingParams
+from tests.fakes import answer_of, read
+from tests.rounds_cell import RoundsCell, ToyPair, costs, virtual
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 

@@ -12,15 +12,15 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
-from fakes import answer_of, read
-from rounds_cell import SLOTS, virtual
-from stormy_workers import StormyCell
 
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged, Action, How, Keep, Release
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from tests.fakes import answer_of, read
+from tests.rounds_cell import SLOTS, virtual
+from tests.unit.coordinator.stormy_workers import StormyCell
 
 POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
 

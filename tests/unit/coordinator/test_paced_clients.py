@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from rounds_cell import virtual
 
 from coordinator.http.stream import EventStream, left, paced_events, paced_whole, while_connected
 from coordinator.reception.pacing import PacketPace, paced
 from dspark.errors import RequestCancelled, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1.generate_pb2 import GenerateResponse, GenerateStreamChunk
+from tests.rounds_cell import virtual
 
 T = TypeVar("T")
 

@@ -3,11 +3,10 @@
 import asyncio
 from dataclasses import replace
 
-from rounds_cell import RoundsCell, virtual
-
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
 from coordinator.simulation.world import KVShape
+from tests.rounds_cell import RoundsCell, virtual
 
 
 @virtual

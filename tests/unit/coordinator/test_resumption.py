@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import answer_of
-from rounds_cell import RoundsCell, virtual
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
@@ -25,6 +23,8 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams, ScoredToken
 from dspark.wire.v1 import generate_pb2
+from tests.fakes import answer_of
+from tests.rounds_cell import RoundsCell, virtual
 
 PROMPT, TOKENS = (5, 6), 40
 EXPECTED = answer_of(PROMPT, TOKENS)

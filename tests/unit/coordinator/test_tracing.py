@@ -5,13 +5,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from fakes import read
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from rounds_cell import RoundsCell, virtual
 
 from coordinator.watching.tracing import MOST_TRACED, Tracing
+from tests.fakes import read
+from tests.rounds_cell import RoundsCell, virtual
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rounds_cell import RoundsCell, Tampered, virtual
 
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.warming import Unwarmed, warm
 from dspark.rounds.control import PassReport, Up
+from tests.rounds_cell import RoundsCell, Tampered, virtual
 
 
 class Stream(Tampered):

@@ -4,11 +4,9 @@ A `World` is a toy target and a toy drafter over a tiny vocabulary: one target r
 prefix, one draft row and one confidence per (committed prefix, drafted prefix). `emitted` walks
 every block a drafter could draw, asks the plan for the prefix that is verified, and adds up the
 probabilities that the acceptance code gives to each outcome, round after round, until `horizon`
-tokens are committed. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled rule has
-no coins to integrate, and says what plain decoding says: `test_real_draws`, `test_acceptance`.
+tokens are committed. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled rule,
+which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
 """
-
-from __future__ import annotations
 
 import abc
 import itertools
@@ -23,6 +21,7 @@ import torch
 
 from dspark.decoding import block_rule, ratio
 from dspark.decoding.acceptance import accept_probability, residual
+from dspark.decoding.gumbel import winners
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.sparse_q import sound_q
@@ -219,6 +218,51 @@ class BlockRounds(Rounds):
             yield (*prefix[:kept], token), chance
 
 
+class CoupledRounds(Rounds):
+    """One noise for every position, however often it is asked for: one block, and one outcome.
+
+    E(0) / (E(0) + E(1)) is uniform, and `shares` midpoints of it decide every race exactly whose
+    probabilities are multiples of 1 / shares.
+    """
+
+    def __init__(self, world: World, shares: int) -> None:
+        super().__init__(world)
+        assert world.vocab == 2
+        middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
+        noise = torch.stack([middles, 1.0 - middles], dim=-1)
+        self._own, self._drafts = (
+            [winners(row.expand(shares, -1), noise)[0].tolist() for row in torch.from_numpy(laws)]
+            for laws in (world.p, world.q)
+        )
+        self._shares = shares
+        self._noise: Tokens = ()
+
+    def noises(self) -> Iterator[float]:
+        """Goes by every combination in turn, and says how likely it is."""
+        horizon, block = self.world.horizon, self.world.block
+        for drawn in itertools.product(range(self._shares), repeat=horizon):
+            # what lies past the horizon decides nothing
+            self._noise = (*drawn, *([self._shares // 3] * block))
+            yield float(self._shares) ** -horizon
+
+    def blocks(self, committed: Tokens) -> Iterator[tuple[Tokens, float, Sure]]:
+        block: Tokens = ()
+        slots = []
+        for k in range(self.world.block):
+            slots.append(self.world.draft[committed, block])
+            block = (*block, self._drafts[slots[-1]][self._noise[len(committed) + k]])
+        yield block, 1.0, tuple(self._confidence[slot] for slot in slots)
+
+    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
+        said: Tokens = ()
+        for k in range(len(prefix) + 1):
+            own = self._own[self.world.target[committed + said]]
+            said = (*said, own[self._noise[len(committed) + k]])
+            if k == len(prefix) or said[-1] != prefix[k]:
+                break
+        yield said[: self.world.horizon - len(committed)], 1.0
+
+
 def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[Tokens, float]:
     """Probability of each sequence of `horizon` tokens."""
     horizon = rounds.world.horizon
@@ -231,13 +275,26 @@ def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[
                 after = (committed + tokens)[:horizon]
                 yield (after, then if len(after) < horizon else 0), chance * share
 
+    first: tuple[Tokens, int] = (), 0
     ended = spread(
-        ((), 0),
+        first,
         moves,
         over=lambda state: len(state[0]) == horizon,
         order=lambda state: len(state[0]),
     )
     return {committed: chance for (committed, _), chance in ended.items()}
+
+
+def coupled_law(
+    world: World, shares: int, prefix: Prefix, price: Price = lambda _: 0
+) -> dict[Tokens, float]:
+    """The same under the coupled rule, for two tokens: all noise that tells laws apart."""
+    rounds = CoupledRounds(world, shares)
+    law: dict[Tokens, float] = {}
+    for share in rounds.noises():
+        for word, chance in emitted(rounds, prefix, price).items():
+            law[word] = law.get(word, 0.0) + share * chance
+    return law
 
 
 def exact(world: World) -> dict[Tokens, float]:
@@ -264,7 +321,7 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
     weight, cap = (
         float(rng.uniform(0.5, 2.0)),
-        int(rng.choice([NO_CAP, rng.integers(0, 2 * world.block)])),
+        int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))])),
     )
     match policy:
         case Fixed(slots):
@@ -304,13 +361,27 @@ SHAPES = (
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
     """One of `KINDS`. Confidences depend on the drafted prefix, and not at all on p and q."""
     rng = np.random.default_rng(seed)
-    vocab, block, horizon = shapes[rng.integers(0, len(shapes))]
+    vocab, block, horizon = shapes[int(rng.integers(0, len(shapes)))]
 
     def rows(contexts: int, slots: int) -> Rows:
         p, q = KINDS[kind](rng, contexts, slots, vocab)
         return p, q, _confidences(rng, slots)
 
     return build(vocab, block, horizon, rows)
+
+
+def dyadic_world(rng: Rng, shares: int = 8, block: int = 3, horizon: int = 4) -> World:
+    """Two tokens, the target's chances in `shares`, any drafts: for `coupled_law`."""
+
+    def rows(contexts: int, slots: int) -> Rows:
+        head = rng.integers(0, shares + 1, contexts) / shares
+        near = np.clip(rng.random(slots), 1e-3, 1.0 - 1e-3)
+        # a drafter that can say one token
+        near = np.where(rng.random(slots) < 0.2, near.round(), near)
+        q = np.stack([near, 1.0 - near], axis=1)
+        return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
+
+    return build(2, block, horizon, rows)
 
 
 def _confidences(rng: Rng, slots: int) -> Floats:

@@ -1,7 +1,5 @@
 """The name of every draw that is made while a test looks on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed passes, as verifiers judge them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,14 +7,10 @@ reported, one report late where the loop may run ahead. A `Setting` can plan whi
 way, or settle a sequence for what its pass is about to say: a sound loop is exact under both.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-
-from enumeration import Rounds, Tokens, spread
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -36,6 +32,7 @@ from dspark.rounds.events import (
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import Plan
 from dspark.types import Verdict
+from tests.unit.decoding.enumeration import Rounds, Tokens, spread
 
 Confidences = tuple[tuple[float, ...], ...]
 DRAFTER = 1
@@ -121,8 +118,9 @@ class Walk:
         self._tell(
             first, self._setting.first, *(self._admit(first, place) for place in range(count))
         )
+        begun: tuple[Key, tuple[Tokens, ...]] = self._keep(first), ((),) * count
         ended = spread(
-            (self._keep(first), ((),) * count),
+            begun,
             self._expand,
             over=lambda state: [*map(len, state[1])] == self._horizons,
             order=lambda state: (sum(map(len, state[1])), sum(self._stands[state[0]].epochs)),

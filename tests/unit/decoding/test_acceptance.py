@@ -1,16 +1,12 @@
 """The corners of the rule, what is refused, and that a packed pass judges each sequence as if it
 were alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from forced_coins import judged
-from packed import packed_pass
 
 from dspark.decoding.acceptance import (
     PackedCase,
@@ -31,6 +27,8 @@ from dspark.decoding.sampling import (
 )
 from dspark.decoding.sparse_q import sound_q
 from dspark.types import NO_Q, Cursor, Rule, SamplingParams, SparseQ
+from tests.forced_coins import judged
+from tests.unit.decoding.packed import packed_pass
 
 LAST = 1.0 - 2.0**-53
 VOCAB = 50

@@ -1,8 +1,6 @@
 """What the monitor is told of drafts: on average nothing while tokens come from their q, and
 something when not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,22 +5,25 @@ No sampling: `enumeration` integrates the coins of the real acceptance code, wit
 verifiers go by deciding how much of every block it sees.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from enumeration import (
+
+from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
+from tests.unit.decoding.enumeration import (
     KINDS,
     BlockRounds,
     Prefix,
     Price,
     Rng,
     TokenRounds,
+    Tokens,
     World,
+    coupled_law,
+    dyadic_world,
     emitted,
     exact,
     older_price,
@@ -29,8 +32,7 @@ from enumeration import (
     variation,
 )
 
-from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
-
+Laws = tuple[dict[Tokens, float], dict[Tokens, float]]
 TABLES_PER_CELL = 10
 BOUND = 1e-9
 RULES = {"token": TokenRounds, "block": BlockRounds}
@@ -46,6 +48,20 @@ def policy_of(name: str, rng: Rng) -> Policy:
             return Threshold(float(rng.choice([0.3, 0.5, 0.9])))
         case _:
             return Adaptive()
+
+
+def found(policy: str, rule: str, kind: str, seed: int, counts: Counter[int]) -> Laws:
+    """What is emitted on one table, and the target's own law; counts: the lengths verified."""
+    world = random_world(kind, seed)
+    plan = planned(policy, world, np.random.default_rng((seed, 1)), counts)
+    return emitted(RULES[rule](world), *plan), exact(world)
+
+
+def found_coupled(policy: str, seed: int, counts: Counter[int]) -> Laws:
+    """The same of the coupled rule."""
+    rng = np.random.default_rng((seed, 4))
+    world = dyadic_world(rng)
+    return coupled_law(world, 8, *planned(policy, world, rng, counts)), exact(world)
 
 
 def planned(policy: str, world: World, rng: Rng, lengths: Counter[int]) -> tuple[Prefix, Price]:
@@ -64,9 +80,7 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
     lengths: Counter[int] = Counter()
     worst = 0.0
     for seed in range(TABLES_PER_CELL):
-        world = random_world(kind, seed)
-        plan = planned(policy, world, np.random.default_rng((seed, 1)), lengths)
-        law, expected = emitted(RULES[rule](world), *plan), exact(world)
+        law, expected = found(policy, rule, kind, seed, lengths)
         assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
         worst = max(worst, variation(law, expected))
         assert not any(chance and not expected.get(word) for word, chance in law.items()), (
@@ -75,6 +89,25 @@ def test_output_distribution_equals_target(policy: str, rule: str, kind: str) ->
     assert worst <= BOUND
     if policy != "fixed":
         assert {0, 1, 2, 3} <= set(lengths), "the tables must make plans use every length"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_coupled_output_distribution_equals_target(policy: str) -> None:
+    lengths: Counter[int] = Counter()
+    for seed in range(8):
+        assert variation(*found_coupled(policy, seed, lengths)) <= BOUND
+    assert policy == "fixed" or {0, 1, 2, 3} <= set(lengths)
+
+
+def test_the_coupled_rule_is_immune_to_a_plan_that_peeks() -> None:
+    def peeking(block: Tokens, *_: object) -> int:
+        return next((k for k, token in enumerate(block) if token == 0), len(block))
+
+    for seed in range(4):
+        world = dyadic_world(np.random.default_rng((seed, 5)))
+        assert variation(coupled_law(world, 8, peeking), exact(world)) <= BOUND
+        found = variation(emitted(TokenRounds(world), peeking), exact(world))
+        assert found > 1e-3, "a ratio rule is not"
 
 
 def test_the_block_rule_never_keeps_fewer_tokens_than_the_token_rule() -> None:

@@ -5,30 +5,31 @@ No sampling: `round_walk` drives the real loop through every block, every coin a
 sequences at a time, so that the joint law has to be the product.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from enumeration import (
-    KINDS,
-    BlockRounds,
-    Rng,
-    Rounds,
-    Rows,
-    TokenRounds,
-    World,
-    build,
-    exact,
-    variation,
-)
-from round_walk import Confidences, Endless, Setting, Walk
 
 from dspark.rounds import passes
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+from tests.unit.decoding.enumeration import (
+    KINDS,
+    BlockRounds,
+    CoupledRounds,
+    Rng,
+    Rounds,
+    Rows,
+    TokenRounds,
+    Tokens,
+    World,
+    build,
+    dyadic_world,
+    exact,
+    variation,
+)
+from tests.unit.decoding.round_walk import Confidences, Endless, Setting, Walk
 
 BOUND = 1e-9
 RULES = {"token": TokenRounds, "block": BlockRounds}
@@ -132,6 +133,23 @@ def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str)
             first.first, first.then, settles=lambda count, least=least: count >= least
         )
         assert walked(worlds("logits", 2), rule, setting)[0] <= BOUND
+
+
+# The coupled rule, which has no coins.
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
+def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
+    terms: str, window: int
+) -> None:
+    world = dyadic_world(np.random.default_rng(3), shares=4, block=2, horizon=3)
+    one = CoupledRounds(world, 4)
+    law: dict[Tokens, float] = {}
+    for share in one.noises():
+        ((said,),) = Walk([one], plans(TERMS[terms], window), lambda: RoundLoop(Endless())).run()
+        law[said] = law.get(said, 0.0) + share
+    assert variation(law, exact(world)) <= BOUND
 
 
 def test_no_cap_is_no_limit() -> None:

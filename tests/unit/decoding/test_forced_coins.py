@@ -5,16 +5,14 @@ The expected laws are written out here on plain floats. `tests/mutation` puts bu
 and expects these tests, among others, to fail.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from forced_coins import judged
 
 from dspark.types import Rule
+from tests.forced_coins import judged
 
 N = 32
 LAST = 1.0 - 2.0**-53

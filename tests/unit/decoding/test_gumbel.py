@@ -1,7 +1,5 @@
 """The race is a draw from its distribution, and every way of running it gives the same numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Passes judged on the device: the same verdicts as by the rules on the host, and one wait,
 whatever is in them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packed import packed_pass
 
 from dspark.decoding import at_once, judge_at_once, masking, moving, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
@@ -21,6 +18,7 @@ from dspark.decoding.moving import sent
 from dspark.decoding.sampling import SamplingColumns
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
 from tests.operations import WAITS, Watched
+from tests.unit.decoding.packed import packed_pass
 
 VOCAB = 24
 ALL_PARAMS = [

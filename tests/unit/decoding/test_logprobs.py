@@ -1,8 +1,6 @@
 """Log-probabilities where a forward of the target does not tell them: of equals, and of no numbers.
 What else is told `test_prompt_scoring` and `test_sampling_fields` hold against one."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,16 +1,14 @@
 """The generator is Philox4x32-10 and every draw has one name."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
 import numpy as np
 import pytest
-from named_draws import Name, record
 
 from dspark.decoding.philox import FEW, Purpose, philox, philox_array, uniforms
 from dspark.types import Rule
+from tests.unit.decoding.named_draws import Name, record
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [  # published with Random123

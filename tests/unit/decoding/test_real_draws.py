@@ -7,8 +7,6 @@ much of a block is verified depends on what was drafted a round before, as a pri
 older rounds leaves it. Keys are fixed, so the outcome is too.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

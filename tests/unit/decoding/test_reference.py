@@ -1,8 +1,6 @@
 """The oracle decodes, names every draw once, and is reproduced by its own record; the distributed
 system says what it says: `test_equals_reference`."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from named_draws import Name, record
 from torch import Tensor
 
 from dspark.decoding.philox import Purpose
 from dspark.decoding.reference import Pick, RecordedRound, ReferenceRun, generate, replay
 from dspark.rounds.plan import PlanKind, Terms, prefixes
 from dspark.types import NO_Q, Rule, SamplingParams
+from tests.unit.decoding.named_draws import Name, record
 
 VOCAB, BLOCK, ENTRIES = 40, 5, 16
 PROMPT = (3, 1, 4, 1, 5)

@@ -1,8 +1,6 @@
 """What a law means, against a plain reading of its definition; and that no draw leaves the
 support."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -5,8 +5,6 @@ What was drafted counts as said: each row is the target's own at its place, and 
 holds for any rows.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

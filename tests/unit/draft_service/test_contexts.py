@@ -1,7 +1,5 @@
 """Contexts: rows in any order, twice, late, too many; the watermark counts what has no gap."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks: equal alone and in company, reproducible from their keys, empty for a reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_steps import GREEDY, draft_engine, fill, item
 
 from draft_service.engine import DraftEngine
 from dspark.model.family import Anchors
 from dspark.types import Cursor, EmptyReason, SamplingParams
+from tests.draft_steps import GREEDY, draft_engine, fill, item
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 

@@ -1,21 +1,19 @@
 """Drafts imitate what a law makes of logits, with the history that came along with the rows and the
 anchor."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from draft_steps import draft_engine, item
 
 from draft_service.engine import DraftEngine
 from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
 from dspark.decoding.sparse_q import sound_q
 from dspark.types import Cursor, EmptyReason, SamplingParams
+from tests.draft_steps import draft_engine, item
 
 HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
 ANCHOR = 7

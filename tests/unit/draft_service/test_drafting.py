@@ -1,8 +1,6 @@
 """Orders of several verifiers in one pass: who is in it, whose turn it is, and what a failed pass
 tells."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

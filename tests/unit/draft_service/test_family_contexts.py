@@ -1,8 +1,6 @@
 """Drafters of every family behind the service's contexts: however rows came, the block is the
 model's own."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Rows between their streams and the device: whoever brought some hears what became of them,
 whatever happens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import cast

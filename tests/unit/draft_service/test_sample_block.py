@@ -1,7 +1,5 @@
 """What leaves the walk is what was drawn from, and no confidence knows its own token."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_steps import draft_engine, fill, item
 
 from draft_service.engine import DraftEngine
 from draft_service.sample_block import SampledBlock, sample_block
@@ -29,6 +26,7 @@ from dspark.model.calibration import (
 )
 from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
+from tests.draft_steps import draft_engine, fill, item
 from tests.unit.model.golden import DATA, altered
 from tests.unit.model.tiny import FAMILIES, family_drafter
 

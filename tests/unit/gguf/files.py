@@ -1,8 +1,6 @@
 """Tiny GGUF files, written the way llama.cpp's converter does, from random models of the
 library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +71,7 @@ def write_gguf(
     model: Any,
     architecture: str,
     *,
-    kinds: Mapping[str, Kind] | None = None,
+    kinds: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, np.ndarray]], None] | None = None,
 ) -> Path:

@@ -1,7 +1,5 @@
 """Files that cannot be served are refused by name, and leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import resource
 import struct

@@ -1,8 +1,6 @@
 """A GGUF target becomes a folder: the library's tensors to the bit, a model that computes the same,
 its tokenizer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Targets that become a folder in the user's cache: once, whole, by whoever comes first; and what
 stands in the way."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,13 +1,11 @@
 """The grammars of the tiny target, for which there is time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-from fitting import AT_ONCE, END, TARGET, VOCAB
 from tokenizers import Tokenizer
 
+from tests.unit.grammars.fitting import AT_ONCE, END, TARGET, VOCAB
 from verify_service.grammars import grammars as module
 from verify_service.grammars.grammars import Grammars
 

@@ -1,9 +1,6 @@
 """Whether a text fits a form at the tiny target, and compilers for smaller ones."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ VOCAB, END = 512, 0
 AT_ONCE = 4
 
 
-def compiler(words: Sequence[bytes | str], size: int = 0) -> xgrammar.GrammarCompiler:
+def compiler(words: list[bytes] | list[str], size: int = 0) -> xgrammar.GrammarCompiler:
     """Of a vocabulary of these words, or of more tokens; the last one ends an answer."""
     size = size or len(words)
     info = xgrammar.TokenizerInfo(words, vocab_size=size, stop_token_ids=[size - 1])

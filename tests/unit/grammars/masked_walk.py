@@ -14,11 +14,10 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from fitting import compiler
 from torch import Tensor
 
 from dspark.decoding import block_rule
@@ -38,6 +37,7 @@ from dspark.types import (
     Verdict,
 )
 from tests.unit.decoding.enumeration import Tokens, by_block, by_token, spread
+from tests.unit.grammars.fitting import compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.judging import judge_each
 from verify_service.kv_cache_manager import KVCacheManager
@@ -95,7 +95,7 @@ class Recorded:
 
 def matcher_at(name: str, answer: Tokens) -> GrammarMatcher:
     made = GrammarMatcher(compiled(name), [END])
-    made._matcher = Recorded(made._matcher)
+    made._matcher = cast(Any, Recorded(made._matcher))
     made.accept(answer)
     return made
 
@@ -124,7 +124,9 @@ class Round:
         self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
         self._step = PackedStep(
-            Table(), self._holdings, lambda logits, cases, *_: self._sampler(logits, cases)
+            cast(Any, Table()),
+            self._holdings,
+            lambda logits, cases, *_: self._sampler(logits, cases),
         )
 
     def run(
@@ -244,7 +246,8 @@ def emitted(
 ) -> dict[Tokens, float]:
     """Probability of every answer, over all blocks and all coins, round after round. lengths: of
     prefixes, noted."""
-    here, stands = Round(params), {((), ()): matcher_at(name, ())}
+    first: State = (), ()
+    here, stands = Round(params), {first: matcher_at(name, ())}
 
     def moves(state: State) -> Iterator[tuple[State, float]]:
         answer, matcher = state[0], stands[state]
@@ -258,11 +261,11 @@ def emitted(
                         answer, matcher, block, sent, lambda *_, to=(accepted, token): [to]
                     )
                     longer = cut((*answer, *said))
-                    behind = () if over(longer) else after._matcher.behind
+                    behind = () if over(longer) else cast(Recorded, after._matcher).behind
                     stands.setdefault((longer, behind), after)
                     yield (longer, behind), drawn * share
 
     ended = spread(
-        ((), ()), moves, over=lambda state: over(state[0]), order=lambda state: len(state[0])
+        first, moves, over=lambda state: over(state[0]), order=lambda state: len(state[0])
     )
     return {answer: chance for (answer, _), chance in ended.items()}

@@ -1,15 +1,23 @@
 """Rounds under a grammar follow the law of plain decoding under it exactly, whatever is
 drafted."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
-from masked_walk import BLOCK, GRAMMARS, VOCAB, Round, cut, emitted, matcher_at, over, plain
 
 from dspark.types import NO_Q, Rule, SamplingParams
 from tests.unit.decoding.enumeration import Tokens, variation
+from tests.unit.grammars.masked_walk import (
+    BLOCK,
+    GRAMMARS,
+    VOCAB,
+    Round,
+    cut,
+    emitted,
+    matcher_at,
+    over,
+    plain,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Grammars of the tiny target, compiled in children of their own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -15,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fitting import AT_ONCE, END, TARGET, VOCAB, compiler, of, refused
 from tokenizers import Tokenizer
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason
+from tests.unit.grammars.fitting import AT_ONCE, END, TARGET, VOCAB, compiler, of, refused
 from tests.waiting import wait_until
 from verify_service.grammars import grammars as module
 from verify_service.grammars.compiling import compiled, make_compiler

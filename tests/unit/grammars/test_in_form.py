@@ -1,7 +1,5 @@
 """What a form made of a round is read off its masks, what it drafted and what it kept."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

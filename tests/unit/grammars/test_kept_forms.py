@@ -1,16 +1,14 @@
 """What answers may be: every one that ends is in its form, and what cannot be kept is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
 from typing import Any
 
 import pytest
-from fitting import compiler, fits, of, refused, tagged
 
 from dspark.types import Constraint, ConstraintKind
+from tests.unit.grammars.fitting import compiler, fits, of, refused, tagged
 from verify_service.grammars.compiling import checked, compiled
 from verify_service.grammars.grammars import Grammars
 from verify_service.grammars.matcher import GrammarMatcher

@@ -1,16 +1,14 @@
 """Forms that read one text in too many ways are refused wherever that begins; those that people
 write are not."""
 
-from __future__ import annotations
-
 import json
 import random
 
 import pytest
-from fitting import TARGET, compiler, of, refused, tagged
 
 from benchmarks.forms.cases import expressions, schemas
 from dspark.types import Constraint, ConstraintKind
+from tests.unit.grammars.fitting import TARGET, compiler, of, refused, tagged
 from verify_service.grammars.compiling import _written, try_parts
 from verify_service.grammars.grammars import Grammars
 from verify_service.grammars.readings import MOST, ways

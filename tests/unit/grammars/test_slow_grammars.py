@@ -1,17 +1,15 @@
 """An answer whose form takes ever longer to follow comes to an end; one on a busy machine does
 not."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from fitting import compiler
 
 from dspark.types import Constraint, ConstraintKind, Refusal, RefusalReason, SamplingParams
+from tests.unit.grammars.fitting import compiler
 from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher

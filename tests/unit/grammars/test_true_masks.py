@@ -1,17 +1,15 @@
 """A mask allows what the matcher accepts, and nothing else: found by trying every token."""
 
-from __future__ import annotations
-
 import json
 import random
 
 import numpy as np
 import pytest
 import xgrammar
-from fitting import compiler
 
 from dspark.decoding.masking import bits
 from dspark.types import Constraint, ConstraintKind
+from tests.unit.grammars.fitting import compiler
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher
 

@@ -1,7 +1,5 @@
 """Where the reference cases are: the few that ship with the tests, all of them where present."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

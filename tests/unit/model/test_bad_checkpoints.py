@@ -1,19 +1,17 @@
 """Whatever can be wrong with a checkpoint is refused by both loaders, by the name of what is wrong:
 the cases of `tests/faults`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.bad_checkpoints import CONFIGS, WEIGHTS
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target_check import check_target_headers
 from dspark.model.weights_file import read_directory
+from tests.faults.bad_checkpoints import CONFIGS, WEIGHTS
 from tests.unit.model.golden import DATA, altered
 
 PAIR = DATA / "pair"

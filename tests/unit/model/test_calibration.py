@@ -1,7 +1,5 @@
 """The fit of each slot: applied as sigmoid(z / T + b), read by schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A drafter folder is exactly what its config calls for, or it is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

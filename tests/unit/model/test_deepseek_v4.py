@@ -5,8 +5,6 @@ A small quantised module ships with the tests; the target and the other cases ar
 are present.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

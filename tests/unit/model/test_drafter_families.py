@@ -1,8 +1,6 @@
 """Every family through the one interface: entries, proposals, the training forward and files
 agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ and draft.
 Each is the shipped drafter, or a random one, written the way that trainers write theirs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from draft_steps import draft_engine, fill, item
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +20,7 @@ from dspark.model.config_file import parse_drafter_config, read_drafter_config
 from dspark.model.formats.convert import to_speculators, without_tables
 from dspark.model.formats.report import report
 from dspark.types import Block
+from tests.draft_steps import draft_engine, fill, item
 from tests.unit.model.golden import DATA, TARGET, altered, fresh, without
 
 DRAFTER = DATA / "dspark_vanilla"

@@ -1,8 +1,6 @@
 """The speculators format says what the released one says; what neither can say here is refused by
 its key."""
 
-from __future__ import annotations
-
 import json
 from operator import attrgetter
 from pathlib import Path

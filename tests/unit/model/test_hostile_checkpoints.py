@@ -1,8 +1,6 @@
 """Folders made by somebody who means harm: refused at once, by name, without waiting, building or
 fetching anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """What the library itself loads without complaint is read, as a target and as a drafter, with its
 numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

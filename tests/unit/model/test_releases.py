@@ -1,8 +1,6 @@
 """The library's names for a cache, those of older and newer releases, and that nothing we do makes
 it complain."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from pathlib import Path

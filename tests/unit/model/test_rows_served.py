@@ -1,7 +1,5 @@
 """Rows of a context are the same however the weights of their projection lie."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

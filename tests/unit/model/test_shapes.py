@@ -1,7 +1,5 @@
 """The released shapes: their published figures, and that thin ones of them load."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

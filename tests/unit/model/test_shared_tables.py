@@ -1,8 +1,6 @@
 """A drafter whose file leaves its vocabulary tables to the target: the same drafter wherever one is
 loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

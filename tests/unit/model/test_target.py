@@ -1,7 +1,5 @@
 """Targets are loaded exactly or refused, and taps are the raw outputs of decoder layers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The training forward over many anchors equals the cached, incremental block of each anchor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

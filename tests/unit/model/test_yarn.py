@@ -1,8 +1,6 @@
 """Drafters whose rotation is stretched by YaRN: angles as transformers computes them, in either
 spelling of a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A random drafter small enough to enumerate by eye."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

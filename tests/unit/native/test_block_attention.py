@@ -1,8 +1,6 @@
 """Blocks of queries that see all kept keys and each other say what the formula says; without the
 library none does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The compiled attention says what the formula says, on pages in any order, and is left out where
 it does not serve."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from algorithm_1 import lengths_of
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.options import PlannedLane
@@ -20,6 +19,7 @@ from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import prefixes
 from dspark.rounds.survival import Floats, Ints
+from tests.algorithm_1 import lengths_of
 
 SLOTS = 7
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from rounds_of import COSTS, SIZES, lane, learn, planner_of
 
 from coordinator.planning.cost import CostCurve
 from coordinator.planning.lane_plans import HOP_S, DrafterCost, LanePlans, Planned, differs
@@ -23,6 +22,7 @@ from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.rounds.policy import parse_policy
+from tests.unit.planning.rounds_of import COSTS, SIZES, lane, learn, planner_of
 
 GPU = COSTS["gpu"]
 DRAFT = CostCurve([1, 64], [128], [0.002, 0.003])

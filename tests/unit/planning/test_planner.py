@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rounds_of import (
+
+from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
+from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
+from coordinator.planning.options import SENT, PlannedLane
+from coordinator.planning.planner import Planner
+from coordinator.planning.tries import IN_A_ROW, WAITED
+from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
+from dspark.synthetic.spec import load_spec
+from tests.unit.planning.rounds_of import (
     CONTEXT,
     COSTS,
     HARD,
@@ -20,14 +28,6 @@ from rounds_of import (
     planned,
     planner_of,
 )
-
-from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
-from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
-from coordinator.planning.options import SENT, PlannedLane
-from coordinator.planning.planner import Planner
-from coordinator.planning.tries import IN_A_ROW, WAITED
-from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms, prefixes
-from dspark.synthetic.spec import load_spec
 
 ROOT = Path(__file__).parents[3]
 PAPER = load_spec(ROOT / "benchmarks/synthetic/paper.yaml")  # the simulator's

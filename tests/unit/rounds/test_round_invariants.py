@@ -1,14 +1,11 @@
 """What `RoundLoop` promises of every round, R1 to R11, one by one. `test_lane_storms` asserts most
 of them again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -26,6 +23,7 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
+from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 
 def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:

@@ -1,11 +1,8 @@
 """Every row of the table of a sequence at its verifier, through `RoundLoop`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
-from verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 from dspark.rounds.events import (
     Acknowledged,
@@ -35,6 +32,7 @@ from dspark.rounds.orders import MAX_OPEN_ORDERS, Waits
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan, Terms
 from dspark.rounds.state import Event, SequenceState, State, UnlistedEvent
 from dspark.types import InForm, Verdict
+from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 
 def test_an_event_the_table_does_not_list_is_an_error() -> None:

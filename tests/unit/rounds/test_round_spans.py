@@ -1,7 +1,5 @@
 """A round is timed by the pass before it, where that was of the same sequences."""
 
-from __future__ import annotations
-
 import pytest
 
 from dspark.rounds.spans import RoundSpans

@@ -1,7 +1,5 @@
 """What stands around a `RoundLoop` in tests: a verifier that is told what to draw."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar

@@ -1,12 +1,9 @@
 """Acceptance follows the file, confidences are calibrated, and everything repeats."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from synthetic_file import synthetic_document
 
 from dspark.decoding.sparse_q import sound_q
 from dspark.errors import PeerError
@@ -16,6 +13,7 @@ from dspark.synthetic.rows import DTYPE, first_token, read_rows, row_values
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import NO_Q, Block, Cursor, Rule, SamplingParams
 from dspark.wire.v1 import types_pb2
+from tests.synthetic_file import synthetic_document
 
 ACCEPT = {"easy": [0.9, 0.8, 0.7], "hard": [0.5, 0.3, 0.2]}
 MANY = 60_000

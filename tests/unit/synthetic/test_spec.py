@@ -1,7 +1,5 @@
 """The file of a synthetic pair: what it says, and every mistake by its field."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

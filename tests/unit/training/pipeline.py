@@ -1,7 +1,5 @@
 """A few random conversations and a short run over them, for the tiny target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

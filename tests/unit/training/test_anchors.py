@@ -1,7 +1,5 @@
 """Anchor candidates, their draw, and the labels of a block."""
 
-from __future__ import annotations
-
 import torch
 
 from dspark.training.anchors import candidates, draw_anchors, label_blocks, slots_after

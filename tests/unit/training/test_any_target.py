@@ -1,8 +1,6 @@
 """Targets of other kinds than plain decoders: their text is drawn side by side, and drafters are
 trained for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses of drafters that go token by token: the lean forms against the formulas written out."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The shape of a fresh drafter follows its target's and the published choices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

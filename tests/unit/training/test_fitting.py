@@ -1,8 +1,6 @@
 """A drafter that does not fit is told by what it makes of its target: taps off by one, or nothing
 accepted at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

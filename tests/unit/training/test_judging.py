@@ -1,8 +1,6 @@
 """`dspark calibrate` and `dspark evaluate` on tiny pairs of several families, from turns to
 figures."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from draft_steps import draft_engine, fill, item
 
 from dspark.cli.main import main
 from dspark.errors import ConfigError
@@ -23,6 +20,7 @@ from dspark.training import asked, evaluate, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
 from dspark.training.disk import write_rows
+from tests.draft_steps import draft_engine, fill, item
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"  # more of them, where they are

@@ -1,7 +1,5 @@
 """The lean loss in mixed precision stays close to the exact one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

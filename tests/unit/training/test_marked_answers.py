@@ -1,7 +1,5 @@
 """What a target is asked with, and which tokens of a conversation it wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

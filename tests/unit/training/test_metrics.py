@@ -1,7 +1,5 @@
 """The papers' definitions, on rounds that can be counted by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

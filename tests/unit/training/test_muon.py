@@ -1,7 +1,5 @@
 """Muon: steps of matrices are orthogonal, and those of one shape do not know of each other."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """What an evaluation prompt may share with training text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

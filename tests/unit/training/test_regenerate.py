@@ -1,7 +1,5 @@
 """Rows that can never be answered are written as such, and a cell that is away is waited for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

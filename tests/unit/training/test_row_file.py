@@ -1,8 +1,6 @@
 """Rows on disk: whatever byte a writer was killed at, whole rows stay and the next writer goes
 on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A file of samples that `dspark train encode` did not make is refused, and says what is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

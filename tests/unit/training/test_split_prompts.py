@@ -1,7 +1,5 @@
 """Prompts of every shape become conversations, and each goes to one part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

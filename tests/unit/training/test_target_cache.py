@@ -1,8 +1,6 @@
 """The target cache: as large as was said, resumable behind the last samples that it counted, and
 read by the run it was made for only."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A run is a function of its settings: not of where it stopped, of its pieces, nor of where
 features come from."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

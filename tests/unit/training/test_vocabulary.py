@@ -1,7 +1,5 @@
 """The tokens a cut head keeps: those the target wrote most, counted where it wrote them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines of the tiny pair."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether a command about a sequence fits: anything but the next round is stale or unknown."""
 
-from __future__ import annotations
-
 import pytest
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, SamplingParams

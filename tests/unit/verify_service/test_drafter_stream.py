@@ -1,8 +1,6 @@
 """The verifier's end of the rounds stream: where it finds a drafter, and that nothing of it stays
 behind."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

@@ -1,16 +1,12 @@
 """What a verifier takes of a drafter's blocks: the answer to an order of its own to that drafter,
 once."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_steps import take_in
-from synthetic_file import synthetic_document
 
 from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import (
@@ -26,7 +22,9 @@ from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2
+from tests.engine_steps import take_in
 from tests.services.fake_drafter import INCARNATION, ThreadedDrafter, sound
+from tests.synthetic_file import synthetic_document
 from verify_service.config import VerifyConfig
 from verify_service.drafters import MALFORMED_ORDERS, Drafters
 from verify_service.synthetic import SyntheticVerifyEngine

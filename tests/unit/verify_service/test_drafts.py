@@ -1,7 +1,5 @@
 """Blocks that cannot have been drafted: each harms its own row, whatever lies beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

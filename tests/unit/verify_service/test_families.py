@@ -1,7 +1,5 @@
 """Targets the packed pass is not right for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

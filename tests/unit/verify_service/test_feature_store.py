@@ -1,7 +1,5 @@
 """Rows that are kept and rows that are owed: whoever asks gets what was written last."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,8 +1,6 @@
 """Recordings of a card, where there is none: what is asked of it, held against the library's rule
 for shared memory."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

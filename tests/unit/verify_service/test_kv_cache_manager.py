@@ -1,8 +1,6 @@
 """Whatever is shared, kept or given back: who reads a slot finds what its own tokens wrote
 there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

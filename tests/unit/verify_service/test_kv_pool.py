@@ -1,8 +1,6 @@
 """The pool's two layouts: what is written is found, by slot and by member, wherever a head's keys
 lie."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

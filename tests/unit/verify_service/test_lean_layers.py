@@ -1,8 +1,6 @@
 """Lean layers say what stock layers say, are used only where they fit, and hooks still see every
 layer; and what they stand in for is right by itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

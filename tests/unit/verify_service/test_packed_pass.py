@@ -1,8 +1,6 @@
 """The packed pass equals the library's own attention, whatever is mixed in it and wherever the
 pages lie."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Kernels that read pages in place: found by what they can do, fed the right tables, padded without
 a trace."""
 
-from __future__ import annotations
-
 import sys
 import types
 from dataclasses import replace

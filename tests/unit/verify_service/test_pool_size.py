@@ -1,8 +1,6 @@
 """The key-value pool of a verifier that was told no size: what its card has left, or a number on a
 processor."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

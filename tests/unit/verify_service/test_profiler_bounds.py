@@ -1,19 +1,17 @@
 """Small pools and few sequences are measured as far as they go, or not at all; they never stop a
 start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_steps import item, judged, take_in
 
 from draft_service import profiler as draft_profiler
 from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from dspark.types import Cursor
+from tests.engine_steps import item, judged, take_in
 from verify_service import profiler as verify_profiler
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine

@@ -1,7 +1,5 @@
 """Prompts on their way in: what is told of one that cannot go on."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast

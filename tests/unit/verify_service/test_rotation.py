@@ -6,8 +6,6 @@ and are rejected, with prefixes found in the cache, and where an answer goes on 
 of `tests/architectures/matrix.py`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """When news of rounds are said: behind the turn, once orders have left, or in a later turn where
 none leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,18 +1,16 @@
 """Rows on their way to a drafter: who waits for room, and when nobody waits any longer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_steps import take_in
-from synthetic_file import synthetic_document
 
 from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.wire.v1 import features_pb2, types_pb2
+from tests.engine_steps import take_in
+from tests.synthetic_file import synthetic_document
 from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig

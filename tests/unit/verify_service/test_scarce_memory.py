@@ -1,17 +1,15 @@
 """Steps of an engine whose memory is short, whose prompts ride in rounds, and whose prefixes are
 kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
 
 from dspark.native.compiled import kernels
 from dspark.types import Cursor, Refusal, RefusalReason, Verdict
+from tests.engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 

@@ -1,18 +1,16 @@
 """Laws that shape logits in the engine: what is counted, what survives a hand-over, what is
 refused, what is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_steps import item, judged, take_in, why
-from faults import oracle
 
 from dspark.decoding.shaping import Shaper
 from dspark.types import Cursor, Refusal, RefusalReason, SamplingParams, Verdict
+from tests.engine_steps import item, judged, take_in, why
+from tests.faults import oracle
 from tests.wire_law.expected import next_law
 from verify_service.engine import VerifyEngine
 

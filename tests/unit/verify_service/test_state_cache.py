@@ -1,19 +1,17 @@
 """States kept for prompts that begin alike: found by tokens and tenant, within their bytes, and
 right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_steps import GREEDY, line_up, rows_of, run_all
 
 from dspark.types import NO_Q, Cursor, Refusal, RefusalReason, Verdict
 from tests.architectures import deepseek_v4
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
+from tests.engine_steps import GREEDY, line_up, rows_of, run_all
 from verify_service import state_cache, stateful
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine

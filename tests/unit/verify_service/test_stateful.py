@@ -1,7 +1,5 @@
 """States of the library, brought back to any length: what follows is what a plain forward gives."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

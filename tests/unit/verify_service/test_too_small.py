@@ -1,8 +1,6 @@
 """What is too small for the target is refused in words, by the setting's name, before anything is
 served."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

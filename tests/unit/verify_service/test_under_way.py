@@ -2,8 +2,6 @@
 after the other, and whatever is freed, opened or asked for meanwhile changes nothing of what is
 under way."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -11,16 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import engine_steps
 import numpy as np
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, judged, rows_of, why
-from synthetic_file import synthetic_file
 
 from dspark.rounds.events import OrderRow
 from dspark.synthetic.spec import load_spec
 from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
+from tests import engine_steps
+from tests.engine_steps import GREEDY, PROMPT, judged, rows_of, why
+from tests.synthetic_file import synthetic_file
 from verify_service.batch_runner import FeatureRun, TooSlow
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine

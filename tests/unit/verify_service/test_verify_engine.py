@@ -1,19 +1,17 @@
 """The engine by itself: features are projected taps, rows of rejected tokens never leave, room
 always comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
 
 from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
 from dspark.types import NO_Q, Cursor, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
+from tests.engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
 from verify_service import packed_step
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine import VerifyEngine

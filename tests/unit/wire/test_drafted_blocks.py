@@ -3,7 +3,6 @@ column."""
 
 import numpy as np
 import pytest
-from columns import rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from dspark.errors import PeerError
 from dspark.types import Block, Cursor, EmptyReason, SparseQ
 from dspark.wire.blocks import read_blocks, write_blocks
 from dspark.wire.v1 import draft_pb2
+from tests.columns import rows_of
 
 U32 = st.integers(0, 2**32 - 1)
 CURSORS = st.builds(Cursor, st.integers(0, 2**64 - 1), U32, U32, U32)
