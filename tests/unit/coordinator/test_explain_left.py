@@ -16,7 +16,7 @@ from tests.waiting import until
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_caller_that_leaves_as_a_round_comes_is_let_go(turns: int) -> None:
-    explain, unused = Explain(), Any
+    explain, unused = Explain(lambda: None), Any
     cell: Any = SimpleNamespace(
         admission=SimpleNamespace(find=lambda name: name),
         membership=SimpleNamespace(explain=explain),
