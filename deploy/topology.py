@@ -53,7 +53,7 @@ class Topology:
     sizes: Mapping[ProcessRole, int]
 
     @cached_property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> Mapping[str, Replica]:
         """By name, the coordinator first."""
         names = {
             f"{role}/{index}": role for role in ProcessRole for index in range(self.sizes[role])

@@ -224,7 +224,7 @@ class Journal:
 
     def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
         for opened in batch.requests:
-            # its own copy: a part of a message keeps all of it
+            # a copy, as a part of a message keeps the whole in memory
             own, rule = deepcopy(opened), Rule(opened.rule)
             entry = Entry(own, rule, nothing_said(opened.answers))
             numbers[opened.number] = self._entries[opened.request_id] = entry

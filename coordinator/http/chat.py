@@ -122,7 +122,7 @@ class ChatShape:
     """Makes `chat.completion` objects or chunks, with the answers' reasoning and tool calls."""
 
     whole_object, part_object = "chat.completion", "chat.completion.chunk"
-    one_prompt = True
+    of_prompt: tuple[str, ...] = ("prompt_token_ids", "prompt_logprobs")  # as vLLM places them
 
     def __init__(self, texts: TokenTexts, make_reader: Callable[[], Reader]) -> None:
         self._texts = texts

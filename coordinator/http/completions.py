@@ -51,7 +51,7 @@ class CompletionShape:
     """Makes `text_completion` objects, streamed or whole. echoes: text of each prompt, if shown."""
 
     whole_object = part_object = "text_completion"
-    one_prompt = False
+    of_prompt: tuple[str, ...] = ()  # there may be several prompts
     thought = 0
 
     def __init__(

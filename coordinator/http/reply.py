@@ -49,7 +49,7 @@ class ReplyShape(Protocol):
 
     whole_object: str
     part_object: str
-    one_prompt: bool  # what tells of the prompt then stands beside the choices, as vLLM has it
+    of_prompt: tuple[str, ...]  # fields of a choice that stand beside the choices
 
     @property
     def thought(self) -> int:
@@ -97,7 +97,6 @@ def added(known: Any, more: Any) -> Any:
 
 
 Told = list[tuple[int, Object]]  # (index of a choice, its next part)
-_OF_PROMPT = ("prompt_token_ids", "prompt_logprobs")
 
 
 async def _told(
@@ -162,8 +161,8 @@ def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: 
 
 
 def _placed(shape: ReplyShape, choices: Sequence[Object]) -> Object:
-    """`choices`, and what of them tells of the only prompt beside them."""
-    names = _OF_PROMPT if shape.one_prompt else ()
+    """`choices`, and beside them what they tell of the prompt that they share."""
+    names = shape.of_prompt
     told = {name: choice.pop(name) for choice in choices for name in names if name in choice}
     return {"choices": choices, **told}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
@@ -14,7 +15,7 @@ from coordinator.lanes.watch import Explain
 from dspark.runtime.telemetry import Metrics
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class LaneContext:
     """What all lanes of a coordinator share. load: sequences per drafter; write: makes commits and
     epochs durable before a client sees them, where there is a journal."""
@@ -24,9 +25,11 @@ class LaneContext:
     config: CoordinatorConfig
     write: Callable[[], None] = lambda: None
     load: Counter[DrafterPort] = field(default_factory=Counter)
-    monitor: Monitor = field(init=False)
-    explain: Explain = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.monitor = Monitor(self.metrics)
-        self.explain = Explain(self.metrics.dropped.labels(kind="explained", reason="not_read").inc)
+    @cached_property
+    def monitor(self) -> Monitor:
+        return Monitor(self.metrics)
+
+    @cached_property
+    def explain(self) -> Explain:
+        return Explain(self.metrics.dropped.labels(kind="explained", reason="not_read").inc)

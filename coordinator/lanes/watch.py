@@ -92,8 +92,8 @@ def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
 
 
 class Explain:
-    """The open watches of all lanes of a coordinator; without one, a look at `watches` is all that
-    a round costs. lost: called for every round that was not read in time."""
+    """The open watches of all lanes of a coordinator. lost: called for every round that was not
+    read in time."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.lost = lost

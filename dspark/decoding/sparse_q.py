@@ -11,12 +11,13 @@ SUM_TOLERANCE = 1e-3  # a float32 q of thousands of entries stays well inside
 
 
 def sound_q(
-    ids: npt.NDArray[np.integer],
+    ids: npt.NDArray[np.unsignedinteger],
     probs: npt.NDArray[np.floating],
     draft_ids: Sequence[int],
     vocab: int,
 ) -> bool:
-    """ids and probs [l, K] of l drafted tokens; neither l nor K is 0."""
+    """Whether l drafted tokens can have been drawn from these distributions; ids and probs are
+    [l, K], and neither l nor K is 0."""
     if ids.max() >= vocab or not probs.min() >= 0:  # false for NaN too
         return False
     sums = np.einsum("ij->i", probs, dtype=np.float64)

@@ -137,7 +137,7 @@ def rewritten(schema: Any) -> Any:
         if (
             part.get("format") in _PATTERNS
             and "string" in types_of(part)
-            and FORMATTED.isdisjoint(part)
+            and {*FORMATTED, "const", "enum"}.isdisjoint(part)
         ):
             part["pattern"] = f"^{_PATTERNS[part.pop('format')]}$"
     for part in [part for _, part in walk(made) if _typed_by_branches(part, made)]:

@@ -111,6 +111,8 @@ SCHEMAS = [
     (text(format="uri", maxLength=94), '"a://b:80/cdef"', '"a://b/cdefg"'),
     (text(format="uri", maxLength=94), '"a://b/cdef"', '"a://b:/"'),
     (text(format="uuid4"), UUID, UUID.replace("-4", "-3")),
+    (text(format="uuid4", enum=["a"]), '"a"', UUID),
+    (text(format="date", const="a"), '"a"', '"2000-01-01"'),
     ('{"type":"object","propertyNames":{"minLength":2}}', '{"ab": 1}', '{"a": 1}'),
     (text(pattern="aa"), '"aa"', '"baa"'),
     ('{"type":"object","patternProperties":{"^x-":{}}}', '{"x-y": 1}', '{"y": 1}'),
