@@ -163,19 +163,23 @@ async def hurt(
     victims: Sequence[str],
     times: int,
     pause_s: tuple[float, float] = (0.1, 1.5),
+    *,
+    patient: bool = True,
 ) -> tuple[list[Stream], dict[str, list[float]]]:
     """So many times this is done to one of these processes, by turns, beside such streams: each at
-    a moment drawn from a seed, once the cell is whole and all streams have gone on. What was asked,
-    and by role in seconds the silence of each that lived through it."""
+    a moment drawn from a seed, once the cell is whole and all streams have gone on; if not patient,
+    also while it recovers. What was asked, and by role in seconds the silence of each that lived
+    through it."""
     draw, done = random.Random(1), list[tuple[str, float]]()
     async with asking(cell, streams) as asked:
         for victim, _ in zip(itertools.cycle(victims), range(times), strict=False):
             await asyncio.sleep(draw.uniform(*pause_s))
             done.append((victim.partition("/")[0], at := time.monotonic()))
             await asyncio.to_thread(act, victim)
-            await whole(cell)
-            begun = [one for one in asked if one.times]
-            await until(partial(_went_on, begun, at))
+            if patient:
+                await whole(cell)
+                begun = [one for one in asked if one.times]
+                await until(partial(_went_on, begun, at))
             note(f"{len(done)} of {times}: {victim}, {len(asked)} streams")
     silences: dict[str, list[float]] = defaultdict(list)
     for role, at in done:

@@ -1,8 +1,33 @@
-"""Connections between real processes that are cut."""
+"""Connections through a proxy: a hole that keeps them open, and those of a cell that are cut."""
 
+import contextlib
+import socket
 from typing import Any
 
+import pytest
+
 from tests.faults.processes import FaultCell
+from tests.faults.tcp_proxy import TcpProxy, Way
+
+
+def test_a_blackhole_keeps_the_connection_and_holds_what_was_said() -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        proxy = TcpProxy("wire", f"127.0.0.1:{listener.getsockname()[1]}")
+        stack.callback(proxy.close)
+        host, _, port = proxy.endpoint.rpartition(":")
+        near = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+        far = stack.enter_context(listener.accept()[0])
+        proxy.blackhole(Way.OUT)
+        near.sendall(b"one")
+        assert far.recv(16) == b"one"
+        far.sendall(b"two")
+        near.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            near.recv(16)
+        proxy.heal()
+        near.settimeout(10)
+        assert near.recv(16) == b"two"
 
 
 def test_a_cell_whose_drafter_s_connections_are_cut_answers_the_same() -> None:

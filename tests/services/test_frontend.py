@@ -326,6 +326,25 @@ async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str, far:
                 await one
 
 
+@pytest.mark.parametrize("far", [False, True])
+async def test_a_coordinator_that_drains_says_so_and_where_answers_stand(
+    pair: str, far: bool
+) -> None:
+    async with stage(pair) as cell:
+        process = await cell.frontend() if far else cell.serving
+        client = cell.client(process)
+        async with client.generate([1, 2], max_tokens=9000) as stream:
+            assert isinstance(await anext(stream), Chunk)  # one without a token is asked for again
+            stopping = asyncio.create_task(cell.serving.stop(2.0))
+            await until(lambda: (far and process.cell._terms is None) or process.cell.draining)
+            with pytest.raises(Unavailable, match="the coordinator is draining; try another one"):
+                await client.complete([1, 2], max_tokens=4)
+            with pytest.raises(Unavailable, match=r"the coordinator stops; .* at offset \d+"):
+                async for _ in stream:
+                    pass
+        await stopping
+
+
 async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
     _, files = token_files(tmp_path, "worker")
     async with Cell(pair=pair, shared=files) as cell:
@@ -338,15 +357,35 @@ async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> No
         assert len((await friend.complete([1, 2], max_tokens=4)).token_ids) == 4
 
 
-@pytest.mark.parametrize("first", [{}, {"submits": [frontend_pb2.Submit(call=1)]}])
-async def test_a_stream_without_a_hello_is_refused(pair: str, first: dict[str, Any]) -> None:
+HELLO = {"hello": frontend_pb2.FrontendHello(name="by hand")}
+ASKED = frontend_pb2.Submit(
+    call=1,
+    request=write_request([1, 2], {"request_id": "r1", "max_tokens": 5000}),
+    deadline_us=10_000_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ([{}], grpc.StatusCode.INVALID_ARGUMENT),
+        ([{"submits": [ASKED]}], grpc.StatusCode.INVALID_ARGUMENT),
+        ([HELLO, {"submits": [ASKED, ASKED]}], grpc.StatusCode.INTERNAL),
+    ],
+    ids=["empty", "no hello", "a number twice"],
+)
+async def test_a_front_end_that_breaks_the_protocol_is_let_go(
+    pair: str, said: list[dict[str, Any]], code: grpc.StatusCode
+) -> None:
     async with stage(pair) as cell, open_channel(cell.serving.endpoint) as channel:
         stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Attach(metadata=auth_metadata(None))
-        await call.write(frontend_pb2.FrontendBatch(**first))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for each in said:
+            await call.write(frontend_pb2.FrontendBatch(**each))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:  # noqa: PT012
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert refused.value.code() is code
 
 
 async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:

@@ -3,9 +3,10 @@ changes nothing.
 
 Real processes, each worker in a network namespace whose cable is cut, so that packets are lost;
 where that is not allowed (no root) or with `--proxies 1`, behind TCP proxies that keep connections
-open and pass nothing. A worker is cut off from the coordinator and its peers, every 9 seconds
-another one (every 15 in the long form), in a direction drawn from a seed. A frame is a message to a
-client; each is checked against the offset before it and, in the end, against the target alone.
+open and pass nothing. A worker is cut off from the coordinator and its peers, one after the other,
+in a direction drawn from a seed: 4 seconds (in the long form 10) after all serve again. A frame is
+a message to a client; each is checked against the offset before it and, in the end, against the
+target alone.
 """
 
 import asyncio
@@ -51,6 +52,7 @@ def rows(args: Args) -> Rows:
 
         asked, times = wave(streams, TOKENS), int(lasts_s // each_s)
         work = hurt(cell, asked, cut, cell.workers, times, (each_s - CUT_S, each_s - CUT_S))
+        began = time.monotonic()
         ended, _ = asyncio.run(work)
         ended_at = time.monotonic()
         settled = came(lambda: not cell.held(everybody=True), FREED_S)
@@ -60,7 +62,7 @@ def rows(args: Args) -> Rows:
     frames = sum(len(stream.times) for stream in ended)
     value = {
         "routes": "network namespaces" if kernel else "TCP proxies",
-        "minutes": round(lasts_s / 60, 1),
+        "minutes": round((ended_at - began) / 60, 1),
         "cuts": dict(cuts),
         **judged(ended),
         "frames": frames,

@@ -2,8 +2,8 @@
 its form.
 
 Real processes, at temperature 0 and under the coupled rule. Verifiers, drafters and the
-coordinator, which has a journal, are killed at moments drawn from a seed and started again; clients
-ask for the rest of their answers.
+coordinator, which has a journal, are killed at moments drawn from a seed and started again, also
+while the cell recovers from the one before; clients ask for the rest of their answers.
 """
 
 import asyncio
@@ -59,8 +59,9 @@ def rows(args: Args) -> Rows:
     with tempfile.TemporaryDirectory(prefix="dspark-forms-") as folder:
         settings = {"journal": str(Path(folder) / "journal"), "warm_up_s": 0}
         with FaultCell(verifiers=2, drafters=2, coordinator=settings) as cell:
+            everybody = list(cell.children)
             calm, answers = (
-                asyncio.run(hurt(cell, wave, cell.replace, list(cell.children), times))[0]
+                asyncio.run(hurt(cell, wave, cell.replace, everybody, times, patient=False))[0]
                 for times in (0, kills)
             )
             settled = cell.settled(30.0)

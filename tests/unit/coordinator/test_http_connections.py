@@ -328,11 +328,15 @@ def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_listener_with_few_descriptors_keeps_few_quiet_connections(
-    few_descriptors: None, connect: Connect, counted: Metrics
+    few_descriptors: None, connect: Connect, application: Application, counted: Metrics
 ) -> None:
+    running, _ = await connect(GET % b"/held")
+    await until(lambda: application.running)
     quiet = [await connect() for _ in range(6)]
     assert await quiet[0][0].read() == b""
     assert dropped(counted, "room") > 0
+    application.held.set()
+    assert (await _head(running))[0] == 200, "who is being answered stays"
     exhausted = {"message": "socket.accept() out of system resource"}
     asyncio.get_running_loop().call_exception_handler(exhausted)
     assert dropped(counted, "no_descriptors") == 1
