@@ -114,6 +114,9 @@ def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: Draft
     # no such token: costs acceptance at most
     store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])
     assert counted(4) == wanted([1, 2, 3, 127])
+    assert store.open(Cursor(1, 2, 0, 0), 50, owner=0) is None  # so does one opened again
+    store.ingest([Rows(1, 2, 0, torch.zeros(6, 64), [9, 8, 9, 7, 6, 5])])
+    assert counted(6) == wanted([9, 8, 9, 7, 6, 5])
     assert cursor.epoch == 1
 
 
