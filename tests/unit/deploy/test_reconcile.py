@@ -1,7 +1,26 @@
 """Decisions of the controller, without processes, ports or clocks."""
 
+import pytest
+
 from deploy import reconcile
 from deploy.reconcile import Observed, Phase, plan
+
+
+@pytest.mark.parametrize(
+    ("phase", "started", "stopped"),
+    [
+        (Phase.STARTING, [], ["x"]),
+        (Phase.SERVING, [], ["x"]),
+        (Phase.DOWN, ["x"], ["x"]),
+        (Phase.STOPPING, [], []),
+    ],
+)
+def test_one_that_runs_is_not_started_nor_one_that_stops_stopped_again(
+    phase: Phase, started: list[str], stopped: list[str]
+) -> None:
+    seen = {"x": Observed(phase, 0.0)}
+    assert plan({"x"}, seen, 99.0) == (started, [])
+    assert plan(set(), seen, 99.0) == ([], stopped)
 
 
 def test_what_is_desired_and_absent_is_started_in_a_stable_order() -> None:
