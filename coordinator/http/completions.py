@@ -89,10 +89,12 @@ class CompletionShape:
     def reason(self, index: int, end: End) -> str:
         return end.reason.value
 
-    def whole(self, made: Object, output: OutputProcessor) -> Object:
+    def whole(self, made: Object) -> Object:
+        return {"text": "", "logprobs": None, **made}
+
+    def scores(self, output: OutputProcessor) -> Object:
         top = self._prompt_logprobs
-        told = {} if top is None else prompt_logprobs(self._texts, output, top)
-        return {"text": "", "logprobs": None, **made, **told}
+        return {} if top is None else prompt_logprobs(self._texts, output, top)
 
 
 def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:
