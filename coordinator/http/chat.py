@@ -145,15 +145,17 @@ class ChatShape:
         called = end.reason is Reason.STOP and self._readers[index].called
         return "tool_calls" if called else end.reason.value
 
-    def whole(self, made: Object, output: OutputProcessor) -> Object:
+    def whole(self, made: Object) -> Object:
         message: Object = {"refusal": None, **made.pop("delta")}
         calls: dict[int, Object] = {}
         for part in message.pop("tool_calls", ()):
             added(calls.setdefault(part.pop("index"), {}), part)
         if calls:
             message |= {"content": message["content"] or None, "tool_calls": [*calls.values()]}
-        scores = prompt_logprobs(self._texts, output)
-        return {"message": message, "logprobs": None, **made, **scores}
+        return {"message": message, "logprobs": None, **made}
+
+    def scores(self, output: OutputProcessor) -> Object:
+        return prompt_logprobs(self._texts, output)
 
 
 def _writers(api: Api, calling: Calling | None) -> tuple[ChatTemplate, Tokenizer]:

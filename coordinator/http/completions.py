@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import IncrementalDecoder
+from collections import defaultdict
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -16,6 +18,7 @@ from coordinator.http.logprobs import (
     completion_logprobs,
     echo_logprobs,
     prompt_logprobs,
+    utf8,
 )
 from coordinator.http.reply import Object, answered
 from coordinator.http.schema import CompletionBody, form_of
@@ -66,7 +69,9 @@ class CompletionShape:
         # requested numbers of likeliest tokens
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._skip_special = skip_special
-        self._said: dict[tuple[int, int], int] = {}  # characters sent, by prompt and answer
+        # characters sent, and the decoder of their bytes, by prompt and answer
+        self._said: dict[tuple[int, int], int] = {}
+        self._decoders = defaultdict[tuple[int, int], IncrementalDecoder](utf8)
 
     def opening(self, prompt: int, output: OutputProcessor) -> Object | None:
         if self._echoes is None:
@@ -81,7 +86,8 @@ class CompletionShape:
             return {"text": shown.text, "logprobs": None}
         key = prompt, shown.index
         before = self._said.get(key, len(self._echoes[prompt]) if self._echoes else 0)
-        sizes = self._texts.sizes(shown.tokens, skip_special=self._skip_special)
+        decoder = self._decoders[key]
+        sizes = self._texts.sizes(shown.tokens, decoder, skip_special=self._skip_special)
         told = completion_logprobs(self._texts, shown, sizes, before)
         self._said[key] = before + sum(sizes)
         return {"text": shown.text, "logprobs": told}
@@ -89,10 +95,12 @@ class CompletionShape:
     def reason(self, index: int, end: End) -> str:
         return end.reason.value
 
-    def whole(self, made: Object, output: OutputProcessor) -> Object:
+    def whole(self, made: Object) -> Object:
+        return {"text": "", "logprobs": None, **made}
+
+    def scores(self, output: OutputProcessor) -> Object:
         top = self._prompt_logprobs
-        told = {} if top is None else prompt_logprobs(self._texts, output, top)
-        return {"text": "", "logprobs": None, **made, **told}
+        return {} if top is None else prompt_logprobs(self._texts, output, top)
 
 
 def _scores(body: CompletionBody) -> tuple[int | None, dict[str, str]]:

@@ -7,6 +7,7 @@ that echoes it, as in OpenAI's interface, or have a field of their own, as in vL
 from __future__ import annotations
 
 import functools
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.types import ScoredToken
+
+# UTF-8 with replacement characters for what is none, as tokenizers decode it
+utf8 = functools.partial(getincrementaldecoder("utf-8"), "replace")
 
 
 class TokenTexts:
@@ -35,13 +39,18 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
-    def sizes(self, tokens: Iterable[int], *, skip_special: bool = False) -> list[int]:
-        """Characters that begin in each token; of skipped ones none."""
+    def sizes(
+        self, tokens: Iterable[int], decoder: IncrementalDecoder, *, skip_special: bool = False
+    ) -> list[int]:
+        """Characters that begin in each token; of skipped ones none. decoder: of the text before,
+        which holds the bytes of its last character while that is not whole."""
         skipped = self._special if skip_special else ()
-        return [
-            0 if token in skipped else sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token))
-            for token in tokens
-        ]
+        made = []
+        for token in tokens:
+            begun = bool(decoder.getstate()[0])
+            said = decoder.decode(b"" if token in skipped else self.bytes_of(token))
+            made.append(len(said) + bool(decoder.getstate()[0]) - begun)
+        return made
 
 
 def chat_logprobs(texts: TokenTexts, shown: OutputChunk) -> dict[str, Any] | None:
@@ -116,7 +125,7 @@ def echo_logprobs(
     values = [None, *told.logprobs.tolist()]
     likeliest = [[], *(list(zip(*each, strict=True)) for each in tops)]
     prompt = output.request.prompt
-    sizes = texts.sizes(prompt)
+    sizes = texts.sizes(prompt, utf8())
     rows = list(zip(prompt, values, likeliest, strict=True))
     return _listed(texts, rows, sizes, size - sum(sizes))
 

@@ -64,8 +64,11 @@ class ReplyShape(Protocol):
     def reason(self, index: int, end: End) -> str:
         """The finish reason of an answer whose parts are all made, in this kind's words."""
 
-    def whole(self, made: Object, output: OutputProcessor) -> Object:
+    def whole(self, made: Object) -> Object:
         """A complete choice. made: all of its parts, merged by `added`."""
+
+    def scores(self, output: OutputProcessor) -> Object:
+        """What every complete choice of a prompt tells of its log-probabilities."""
 
 
 class Frame(NamedTuple):
@@ -151,8 +154,9 @@ async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
 def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: Frame) -> bytes:
     outputs = [stream.output for stream in asking.streams]
     answers = len(outputs[0].answers)
+    scores = [shape.scores(output) for output in outputs]
     choices = [
-        {"index": number, **shape.whole(made[number], outputs[number // answers])}
+        {"index": number, **shape.whole(made[number]), **scores[number // answers]}
         for number in sorted(made)
     ]
     told = _head(asking, frame, shape.whole_object) | _placed(shape, choices)

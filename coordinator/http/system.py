@@ -17,7 +17,7 @@ from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import BodyPart, ChatBody, Listed, Tool
+from coordinator.http.schema import BodyPart, ChatBody, Choice, Listed, Tool
 from coordinator.http.tools import read_calling
 from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
 from coordinator.reception.tokenizer import Tokenizer
@@ -90,7 +90,14 @@ class TokenizeBody(BodyPart):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
     tools: Listed[Tool] | None = None
+    tool_choice: Choice | None = None
+
+
+# what a chat's prompt depends on beside its messages
+_OF_CHATS = TokenizeBody.model_fields.keys() & ChatBody.model_fields.keys() - {"model", "messages"}
 
 
 class DetokenizeBody(BodyPart):
@@ -110,9 +117,10 @@ def tokenizing_routes(api: Api) -> APIRouter:
     async def ids_of(body: TokenizeBody, tokenizer: Tokenizer) -> tuple[int, ...]:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages")
+        options = {name: it for name in _OF_CHATS if (it := getattr(body, name)) is not None}
         if body.prompt is not None:
-            if body.tools is not None:
-                raise Unsupported("tools", "beside a prompt; they go with messages")
+            if options:
+                raise Unsupported(min(options), "beside a prompt; it goes with messages")
             return await encoded(
                 tokenizer, body.prompt, "prompt", add_special=body.add_special_tokens is not False
             )
@@ -120,13 +128,7 @@ def tokenizing_routes(api: Api) -> APIRouter:
             raise Unsupported(
                 "add_special_tokens", "beside messages, whose template writes them itself"
             )
-        chat = ChatBody(
-            messages=body.messages or [],
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template_kwargs=body.chat_template_kwargs,
-            tools=body.tools,
-        )
+        chat = ChatBody(messages=body.messages or [], **options)
         return await read_prompt(api, chat, read_calling(api, chat))
 
     @router.post("/tokenize", openapi_extra=described_by(TokenizeBody))

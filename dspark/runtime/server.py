@@ -365,12 +365,15 @@ def status_of(method: str, error: Exception) -> Status:
     if isinstance(error, DecodeError):
         error = InvalidRequest("request", "is no message of this method")
     if isinstance(error, InvalidRequest):
+        # gRPC ends a call without its status for metadata that are not printable ASCII
+        error = type(error)(ascii(error.field)[1:-1], error.problem)
         trailing.append(("bad-field", error.field))
     if isinstance(error, Overloaded):
         trailing += _retry_hint(error)
     for kind, status in _STATUS:
         if isinstance(error, kind):
-            return status, str(error), tuple(trailing)
+            # half a character (a lone surrogate) cannot be sent
+            return status, str(error).encode(errors="backslashreplace").decode(), tuple(trailing)
     reference = secrets.token_hex(4)
     log.error("rpc.failed", method=method, reference=reference, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"internal error, reference {reference}", ()

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coordinator.http import completions, reply
-from coordinator.http.logprobs import echo_logprobs
+from coordinator.http import chat, completions, reply
+from coordinator.http.logprobs import echo_logprobs, prompt_logprobs
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import (
     AsyncClient,
@@ -313,6 +313,31 @@ def test_prompt_logprobs_by_their_own_name(http: HttpCell, path: str) -> None:
         assert set(own) == {"logprob", "rank", "decoded_token"}
         assert sorted(each["rank"] for each in one.values())[:2] == [1, 2]
         assert len(one) == (2 if own["rank"] <= 2 else 3)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_scores_of_a_prompt_are_made_once_for_all_its_answers(
+    http: HttpCell, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def watched(*told: Any) -> dict[str, Any]:
+        made.append(prompt_logprobs(*told))
+        return made[-1]
+
+    for module in (chat, completions):
+        monkeypatch.setattr(module, "prompt_logprobs", watched)
+    messages = {"messages": [{"role": "user", "content": TEXTS[1]}]}
+    what = {"prompt": TEXTS} if path == "completions" else messages
+    told = post(http, path, max_tokens=2, n=3, prompt_logprobs=1, **what).json()
+    if path == "completions":
+        shown = [choice["prompt_logprobs"] for choice in told["choices"]]
+        assert shown == [each["prompt_logprobs"] for each in made for _ in range(3)]
+        assert len(made) == len(TEXTS)
+    else:
+        (scores,) = made
+        assert scores == {"prompt_logprobs": told["prompt_logprobs"]}
+        assert len(told["choices"]) == 3
 
 
 def test_what_http_cannot_tell_is_refused_by_name(http: HttpCell) -> None:

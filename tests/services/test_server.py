@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from dspark.client.errors import read_error
 from dspark.errors import ConfigError, Expired, InvalidRequest, Overloaded, Unavailable, Unsupported
 from dspark.runtime import roles
 from dspark.runtime.channel import auth_metadata, open_channel
@@ -56,6 +57,8 @@ def _answer(request: bytes) -> bytes:
     errors: dict[bytes, Exception] = {
         b"field": InvalidRequest("sampling_params.top_p", "must be in (0, 1]"),
         b"unsupported": Unsupported("n", "not built"),
+        b"odd": InvalidRequest("größe\n", "says größe"),
+        b"half": InvalidRequest("n", "says \ud83d"),
         b"full": Overloaded("queue full", 1.5),
         b"nobody": Unavailable("no verifier"),
         b"late": Expired("too late"),
@@ -154,6 +157,22 @@ async def test_errors_become_statuses_in_one_place(
     }.get(request_)
     assert trailing.get("retry-after-ms") == ("1500" if request_ == b"full" else None)
     assert "secret detail" not in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "problem"),
+    [(b"odd", r"gr\xf6\xdfe\n", "says größe"), (b"half", "n", r"says \ud83d")],
+)
+async def test_words_that_grpc_cannot_send_are_escaped(
+    endpoint: str, request_: bytes, field: str, problem: str
+) -> None:
+    """The call ended with no status of ours, or not at all."""
+    async with open_channel(endpoint) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel, "Once", request_, TOKEN)
+    error = read_error(caught.value, endpoint)
+    assert isinstance(error, InvalidRequest)
+    assert (error.field, error.problem) == (field, problem)
 
 
 async def test_an_error_whose_caller_leaves_at_that_moment_is_no_fault(

@@ -99,6 +99,28 @@ def test_tokens_before_an_echoed_text_take_no_place_in_it() -> None:
     assert told["logprobs"]["text_offset"][-1] == len("Problem 1: ad")
 
 
+def test_bytes_that_are_no_character_take_the_place_of_what_is_shown_for_them() -> None:
+    """A prompt of token ids, and what is drawn, may begin, break off and go on in a character."""
+    tokenizer = tiny()
+    texts = TokenTexts(tokenizer)
+    first, *rest = tokenizer.encode("🙂", add_special=False)
+    assert rest, "the character takes several tokens"
+    (a,) = tokenizer.encode("a", add_special=False)
+    ids = (rest[-1], a, first, a, first, *rest, rest[-1], rest[-1], a, first, first, a)
+    text = tokenizer.decode(ids, skip_special=False)
+    assert {"�", "🙂"} <= set(text)
+    offsets = [len(tokenizer.decode(ids[:at], skip_special=False)) for at in range(len(ids))]
+    scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
+    output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
+    shape = CompletionShape(texts, [text], 0)
+    assert shape.opening(0, output)["logprobs"]["text_offset"] == offsets
+    told = []
+    for at, token in enumerate(ids):
+        shown = OutputChunk(0, at, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
+        told += shape.part(0, shown)["logprobs"]["text_offset"]
+    assert told == [len(text) + at for at in offsets]
+
+
 @pytest.mark.parametrize("likeliest", [(), (5,), (5, 6)])
 def test_a_token_itself_is_among_the_likeliest_of_its_position(likeliest: tuple[int, ...]) -> None:
     """As in OpenAI's interface, which tells up to one more than requested."""
