@@ -122,6 +122,10 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "cluster")
+        if self.bind.count(":") == 1:  # more are an address of IPv6
+            raise ConfigError(
+                f"cluster.bind: {self.bind!r} is no address alone; the port is cluster.port"
+            )
         if (self.engine == "synthetic") != bool(self.synthetic):
             raise ConfigError(
                 "cluster.synthetic: the file of a synthetic pair, needed with that engine and only "

@@ -99,8 +99,9 @@ def desired(config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, A
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
     """The same cell with pools of other sizes; replicas that stay keep their names, those with the
     highest numbers leave first. Raises ConfigError."""
-    if not 1 <= verifiers <= MOST or not 0 <= drafters <= MOST:
-        raise ConfigError(f"a cell of {verifiers} verifiers and {drafters} drafters cannot serve")
+    for pool, size, least in (("verify", verifiers, 1), ("draft", drafters, 0)):
+        if not least <= size <= MOST:
+            raise ConfigError(f"scale: {pool}={size} is not in {least}..{MOST}")
     if drafters and topology.templates[ProcessRole.DRAFT].settings.get("drafter") == NO_DRAFTER:
         raise ConfigError(
             f"scale: the cell was started without a drafter, {drafters} of them would have no "

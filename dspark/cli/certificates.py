@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CA_DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 def add_commands(commands: Any) -> None:
@@ -65,6 +66,9 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
             raise ConfigError(
                 f"client: {tenant!r} is no tenant's name: letters, digits, dots, dashes, up to 64"
             )
+    for host in hosts:
+        if not _is_host(host):
+            raise ConfigError(f"host: {host!r} is no address, and no name like cell.example.org")
     authority = _load(folder) or _made(None, "dspark development authority", [], CA_DAYS)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     near = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
@@ -78,6 +82,14 @@ def issue(folder: Path, *, hosts: list[str], tenants: list[str], days: int) -> l
         names = [*dict.fromkeys(reached), *(f"dspark://{role}" for role in roles)]
         written += _write(folder, name, _made(authority, f"dspark {name}", names, days))
     return written
+
+
+def _is_host(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return _HOST.fullmatch(name) is not None
+    return True
 
 
 def _hosts(folder: Path) -> list[str]:

@@ -305,9 +305,11 @@ class Metrics:
         for name, declared in vars(Metrics).items():
             if isinstance(declared, DeclaredMetric):
                 setattr(self, name, declared.made(name, self.registry))
-        for reason in ENDS:
-            # shown from the start, so that a rate sees the first
+        for reason in ENDS:  # these three are shown from the start, so that a rate sees the first
             self.request_success.labels(finished_reason=reason)
+        for pool in ("verify", "draft"):
+            self.worker_losses.labels(pool=pool)
+        self.admission_rejections.labels(reason="queue_full")
         self._labels: set[str] = set()  # of requests, as far as they are kept apart
 
     def denied(self, error: Denied) -> None:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 
 from dspark.cli.certificates import issue
+from dspark.errors import ConfigError
 
 
 def _names(folder: Path) -> list[str]:
@@ -24,3 +26,10 @@ def test_a_renewal_keeps_hosts_and_tenants_and_takes_more(tmp_path: Path) -> Non
     assert (tmp_path / "client-acme.crt").read_bytes() != before
     tenants = {path.name for path in tmp_path.glob("client-*.key")}
     assert tenants == {"client-acme.key", "client-globex.key"}
+
+
+@pytest.mark.parametrize("host", ["", "https://a.b:7000", "not a host!", "a.b:7000", "bücher.de"])
+def test_what_is_no_host_is_refused_before_anything_is_written(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"host: .* is no address"):
+        issue(tmp_path / "new", hosts=["::1", "*.example.org", host], tenants=[], days=1)
+    assert not (tmp_path / "new").exists()

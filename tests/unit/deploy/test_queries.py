@@ -223,3 +223,13 @@ def _matched(
             f"{text}: several of the {side} side are matched by {named}"
         )
     return left
+
+
+def test_what_alerts_count_is_shown_before_it_happens() -> None:
+    shown = [each for family in Metrics().registry.collect() for each in family.samples]
+    counted = r"(?:rate|increase)\((\w+)(?:{(\w+)=\"(\w+)\"})?\["
+    for name, label, value in re.findall(counted, " ".join(rule["expr"] for rule in ALERTS)):
+        mine = [each for each in shown if each.name == name]
+        if label:
+            mine = [each for each in mine if each.labels[label] == value]
+        assert mine, f"an increase of {name} from nothing is none to Prometheus"

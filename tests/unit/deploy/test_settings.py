@@ -125,6 +125,27 @@ def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> N
     assert load_config(VerifyConfig, section="verify", flags=plan["verify/0"]).drafter is None
 
 
+def test_an_address_to_bind_with_a_port_is_refused_and_the_setting_of_the_port_named() -> None:
+    ClusterConfig(target="t", drafter="d", bind="::1")
+    with pytest.raises(ConfigError, match=r"cluster\.bind: '127\.0\.0\.1:7000' .* cluster\.port"):
+        ClusterConfig(target="t", drafter="d", bind="127.0.0.1:7000")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [((1, 9999), r"draft=9999 is not in 0\.\.4096"), ((0, 1), r"verify=0 is not in 1\.\.4096")],
+)
+def test_a_size_that_no_pool_can_have_is_refused_with_its_bounds(
+    sizes: tuple[int, int], problem: str
+) -> None:
+    config = read_config(file=None, environ={}, flags={"target": "t", "drafter": "d"})
+    topology = plan_topology(
+        config, file=None, environ={}, port=1, token_files={}, most=sizes_of(config)
+    )
+    with pytest.raises(ConfigError, match=problem):
+        resized(topology, *sizes)
+
+
 def test_settings_build_the_configuration_of_their_room() -> None:
     for name, settings in _plan(ClusterConfig(target="t", drafter="d")).items():
         config_class(ProcessRole(name.partition("/")[0]))(**settings)
