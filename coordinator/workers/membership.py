@@ -58,9 +58,6 @@ class Membership:
         self._lanes: dict[VerifierClient, Lane] = {}
         self._drafters: dict[DrafterClient, WorkerConnection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        for role in WorkerRole:
-            # shown from the start, so that an alert counts the first
-            self._metrics.worker_losses.labels(pool=role.value)
 
     @property
     def workers(self) -> tuple[WorkerConnection, ...]:

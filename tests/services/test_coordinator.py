@@ -41,13 +41,6 @@ async def test_status_shows_the_whole_cell(cell: Cell) -> None:
     assert (info.stop_token_ids, info.rule) == ((1,), "block")
 
 
-@pytest.mark.parametrize("pool", ["verify", "draft"])
-async def test_losses_are_shown_before_the_first(cell: Cell, pool: str) -> None:
-    """Prometheus sees no increase in a counter that begins at 1."""
-    registry = (await cell.coordinator()).metrics.registry
-    assert registry.get_sample_value("dspark_worker_losses_total", {"pool": pool}) == 0
-
-
 async def test_draining_flips_health_first_and_lets_streams_finish(
     cell: Cell, golden_target: Path
 ) -> None:
