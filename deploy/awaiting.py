@@ -83,9 +83,8 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
 def missing(status: CellStatus, verifiers: int, drafters: int) -> str:
     """What a coordinator lacks that is to be connected to exactly these workers, with a lane for
     every verifier; empty: nothing."""
-    states = {process.name: process.state for process in status.processes}
     connected = sum(
-        state == "serving" for name, state in states.items() if name.startswith(WORKERS)
+        each.state == "serving" for each in status.processes if each.name.startswith(WORKERS)
     )
     fed = {name for lane in status.lanes for name in lane.drafters}
     if (

@@ -62,8 +62,7 @@ class Controller:
         self._fleet = fleet
         self._announcer, self._tls = announcer, tls
         self._seen: dict[str, Observed] = {}
-        self._running: dict[str, StartedProcess] = {}
-        self._probes: dict[str, Probe] = {}
+        self._running: dict[str, Probe] = {}  # of each process that serves
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
         # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
@@ -148,7 +147,8 @@ class Controller:
         rows, wanted = [], self._topology.replicas
         for name in (*wanted, *sorted(self._seen.keys() - wanted.keys())):
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
-            started = self._running.get(name)
+            probe = self._running.get(name)
+            started = probe.process if probe else StartedProcess("", 0, 0)
             pending = self._fleet.pending(name) if name in wanted else Pending()
             rows.append(
                 {
@@ -158,9 +158,9 @@ class Controller:
                     "unplaced": pending.unplaced,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
-                    "endpoint": started.endpoint if started else "",
-                    "http": started.http if started else "",
-                    "pid": started.pid if started else 0,
+                    "endpoint": started.endpoint,
+                    "http": started.http,
+                    "pid": started.pid,
                 }
             )
         return rows
@@ -177,7 +177,7 @@ class Controller:
             ends = [self._fleet.end(name, grace_s) for name in names if _role(name) in roles]
             await asyncio.gather(*ends, return_exceptions=True)
         await asyncio.gather(
-            *(probe.close() for probe in self._probes.values()), return_exceptions=True
+            *(probe.close() for probe in self._running.values()), return_exceptions=True
         )
 
     def _begin(self, name: str) -> None:
@@ -209,14 +209,13 @@ class Controller:
 
     def _serve(self, name: str, seen: Observed, started: StartedProcess) -> None:
         role = _role(name)
-        # First, as it raises for unreadable certificates: no process serves without a probe.
-        self._probes[name] = Probe(started.endpoint, ROOMS[role].service, self._tls)
-        self._running[name] = started
+        # raises for unreadable certificates: no process serves without a probe
+        self._running[name] = Probe(started, ROOMS[role].service, self._tls)
         self._seen[name] = reconcile.serving(seen, time.monotonic())
         coordinator = self._running.get(self._topology.coordinator.name)
         if role is ProcessRole.FRONTEND:
             # one that is adopted without its coordinator follows the next one
-            its = coordinator.endpoint if coordinator is not None else ""
+            its = coordinator.process.endpoint if coordinator is not None else ""
             self._fronts[name] = (its, started.endpoint)
 
     def _placed(self, replica: Replica) -> Replica:
@@ -224,7 +223,7 @@ class Controller:
         where its clients look for it."""
         settings = {
             **replica.settings,
-            "coordinator": self._running[self._topology.coordinator.name].endpoint,
+            "coordinator": self._running[self._topology.coordinator.name].process.endpoint,
         }
         if replica.name in self._fronts:
             port = self._fronts[replica.name][1].rpartition(":")[2]
@@ -237,12 +236,12 @@ class Controller:
         if coordinator is None:
             return
         for name in [name for name in self._fronts if name in self._running]:
-            if self._fronts[name][0] != coordinator.endpoint:
-                log.warning("frontend.follows", replica=name, coordinator=coordinator.endpoint)
+            if self._fronts[name][0] != (now := coordinator.process.endpoint):
+                log.warning("frontend.follows", replica=name, coordinator=now)
                 await self._lost(name, "the coordinator has moved")
 
     async def _watch(self, name: str) -> None:
-        probe = self._probes.get(name)
+        probe = self._running.get(name)
         if probe is None or self._seen[name].phase is not Phase.SERVING:
             return  # a replica that is being stopped may refuse
         await probe.look()
@@ -252,7 +251,7 @@ class Controller:
                 if probe.misses >= MISSES
                 else f"silent for {HUNG_AFTER_S:.0f} s"
             )
-            log.warning("replica.lost", replica=name, reason=reason, pid=self._running[name].pid)
+            log.warning("replica.lost", replica=name, reason=reason, pid=probe.process.pid)
             await self._lost(name, reason)
 
     async def _lost(self, name: str, reason: str) -> None:
@@ -274,7 +273,7 @@ class Controller:
                 await asyncio.sleep(TICK_S)
             if name in self._topology.names:  # wanted again while it drained
                 log.info("replica.stays", replica=name)
-                self._probes[name].heard = time.monotonic()
+                self._running[name].heard = time.monotonic()
                 self._seen[name] = replace(self._seen[name], phase=Phase.SERVING)
                 return
         idle = not runs or name in self._unneeded
@@ -289,9 +288,8 @@ class Controller:
         del self._seen[name]
 
     async def _forget(self, name: str) -> None:
-        self._running.pop(name, None)
+        probe = self._running.pop(name, None)
         self._unneeded -= {name}  # the next process of this name is another worker
-        probe = self._probes.pop(name, None)
         if probe is not None:
             with contextlib.suppress(Exception):  # a broken channel may refuse to close in order
                 await probe.close()
@@ -301,15 +299,15 @@ class Controller:
         if coordinator is None:
             return
         workers = {
-            name: (_role(name), started)
-            for name, started in sorted(self._running.items())
+            name: (_role(name), probe.process)
+            for name, probe in sorted(self._running.items())
             if name.startswith(WORKERS)
         }
         # A worker drains from the moment it is not wanted: dropped at once, it would abandon its
         # sequences.
         draining = workers.keys() - self._topology.names
         try:
-            self._unneeded = await self._announcer.announce(coordinator, workers, draining)
+            self._unneeded = await self._announcer.announce(coordinator.process, workers, draining)
         except DsparkError as error:  # the next tick tries again
             log.warning("announce.failed", reason=str(error))
 
@@ -322,7 +320,7 @@ class Controller:
             return
         self._looked = now
         try:
-            self._window.add(now, await self._announcer.status(coordinator))
+            self._window.add(now, await self._announcer.status(coordinator.process))
         except DsparkError as error:
             log.warning("autoscale.no_status", reason=str(error))
             return

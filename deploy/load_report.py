@@ -109,20 +109,16 @@ class LoadWindow:
 
     def _pairs(self, role: str) -> list[tuple[ProcessStatus, ProcessStatus]]:
         """(now, before) of each serving worker that the oldest report has as the same process."""
-        before = {(each.name, each.incarnation): each for each in self.oldest.processes}
-        pairs = []
-        for now in self.newest.processes:
-            earlier = before.get((now.name, now.incarnation))
-            # A worker too busy to report sends 0 for everything: that is no reading.
-            if (
-                now.role == role
-                and now.state == "serving"
-                and earlier is not None
-                and now.pid
-                and earlier.pid
-            ):
-                pairs.append((now, earlier))
-        return pairs
+        # A worker too busy to report sends 0 for everything, its pid too: that is no reading.
+        before = {(each.name, each.incarnation): each for each in self.oldest.processes if each.pid}
+        return [
+            (now, before[now.name, now.incarnation])
+            for now in self.newest.processes
+            if now.role == role
+            and now.state == "serving"
+            and now.pid
+            and (now.name, now.incarnation) in before
+        ]
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:

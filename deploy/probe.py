@@ -35,14 +35,14 @@ _ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: contro
 class Probe:
     """Checks one process. misses: refused checks in a row. heard: when it last answered."""
 
-    def __init__(self, endpoint: str, service: str, tls: Tls | None = None) -> None:
-        self._endpoint, self._service, self._tls = endpoint, service, tls
+    def __init__(self, process: StartedProcess, service: str, tls: Tls | None = None) -> None:
+        self.process, self._service, self._tls = process, service, tls
         self._open()
         self.misses = 0
         self.heard = time.monotonic()
 
     def _open(self) -> None:
-        self._channel = open_channel(self._endpoint, tls=self._tls)
+        self._channel = open_channel(self.process.endpoint, tls=self._tls)
         self._stub = health_pb2_grpc.HealthStub(self._channel)
 
     async def look(self) -> None:
@@ -54,7 +54,7 @@ class Probe:
             # On a busy machine a call may fail while the process is well: only a refused connection
             # is death.
             lost = error.code() is grpc.StatusCode.UNAVAILABLE
-            if lost and await _refuses(self._endpoint):
+            if lost and await _refuses(self.process.endpoint):
                 self.misses += 1
             else:
                 self.misses = 0

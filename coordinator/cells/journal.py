@@ -122,7 +122,6 @@ class Journal:
             answers=request.choices,
         )
         entry = Entry(opened, rule, answers, True, self._now())
-        self._entries.pop(request.id, None)
         self._entries[request.id] = entry
         self._unwritten.requests.append(opened)
         self._unwritten.epochs.extend(_epochs(entry))

@@ -105,7 +105,7 @@ class Membership:
                     self._metrics,
                 )
         for worker in self._workers.values():
-            self._drain(worker, worker.address in self._draining)
+            self._drain(worker)
         self._note_fits()
 
     async def settled(self) -> None:
@@ -137,14 +137,16 @@ class Membership:
             return len(lane) if lane is not None else 0
         return self._shared.load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
-    def _drain(self, worker: WorkerConnection, drains: bool) -> None:
-        """Applies the operator's draining to a worker: no new sequences, running ones finish."""
+    def _drain(self, worker: WorkerConnection) -> None:
+        """A worker that leaves, or that the operator drains, gets no new sequences; running ones
+        finish."""
+        drains = worker.leaving or worker.address in self._draining
         if isinstance(worker.port, VerifierClient):
             if worker.port in self._lanes:
-                self._lanes[worker.port].draining = drains or worker.leaving
+                self._lanes[worker.port].draining = drains
         elif isinstance(worker.port, DrafterClient):
             for lane in self._lanes.values():
-                lane.drafter_leaves(worker.port, drains or worker.leaving)
+                lane.drafter_leaves(worker.port, drains)
 
     def _leaves(self, worker: WorkerConnection, finish_within_s: float) -> None:
         """Drains a worker that announced its own end in `finish_within_s` seconds."""
@@ -152,7 +154,7 @@ class Membership:
             "worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1)
         )
         worker.leaving, worker.state = True, "draining"
-        self._drain(worker, True)
+        self._drain(worker)
         self._note_fits()
 
     async def close(self) -> None:
@@ -219,7 +221,7 @@ class Membership:
         for _, drafter in self._fitting(client):
             lane.drafter_joined(drafter)
         for each in self._workers.values():
-            self._drain(each, each.address in self._draining)
+            self._drain(each)
         self._await_drafters()
         self._note_fits()
         self._admission.lane_joined(lane)
@@ -263,7 +265,7 @@ class Membership:
         worker.serves()
         for verifier, _ in self._fitting(client):
             self._lanes[verifier].drafter_joined(client)
-        self._drain(worker, worker.address in self._draining)
+        self._drain(worker)
         self._note_fits()
         log.info("drafter.joined", drafter=facts.name, model=facts.model)
         return None

@@ -242,7 +242,7 @@ async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Ce
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
         cell.begin()
-        await until(lambda: "verify/0" in cell.controller._probes)
+        await until(lambda: "verify/0" in cell.controller._running)
         await cell.close()
 
 
@@ -356,7 +356,7 @@ async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
     readable = True
     for cell in (adopting, starting):
         await until(lambda cell=cell: set(cell.phases().values()) == {"serving"})
-        assert cell.controller._probes.keys() == cell.phases().keys()
+        assert cell.controller._running.keys() == cell.phases().keys()
     assert "verify/0" not in adopting.fleet.started
 
 

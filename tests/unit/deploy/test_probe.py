@@ -35,7 +35,7 @@ async def test_a_coordinator_that_was_away_is_asked_over_a_new_channel(opened: l
 
 
 async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: list[Any]) -> None:
-    looking = Probe(NOBODY.endpoint, "")
+    looking = Probe(NOBODY, "")
     for misses in (1, 2):
         await looking.look()
         assert looking.misses == misses
@@ -46,7 +46,7 @@ async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: lis
 async def test_files_that_do_not_fit_for_a_moment_stop_no_check(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking = Probe(NOBODY.endpoint, "")
+    looking = Probe(NOBODY, "")
 
     def unreadable(*_: Any, **__: Any) -> Any:
         raise ConfigError("tls_cert: is half written")
