@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from coordinator.answers.answer import Answer, RequestStats
@@ -27,6 +27,7 @@ from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Device, Hops, KVShape, World
 from dspark.rounds.control import Down, Listener, PassReport, Up
+from dspark.rounds.events import RoundReport
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -92,6 +93,10 @@ class ToyPair:
                     break
             drawn.append(tuple(said))
         return drawn
+
+
+def with_rows(each: PassReport, rows: Iterable[RoundReport]) -> PassReport:
+    return each._replace(report=each.report._replace(rounds=[*rows]))
 
 
 class Tampered:
