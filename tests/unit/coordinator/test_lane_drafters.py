@@ -17,6 +17,11 @@ from dspark.types import Constraint, ConstraintKind, Draws, SamplingParams
 from tests.rounds_cell import RoundsCell, ToyPair, virtual
 
 
+def left_out(cell: RoundsCell) -> float:
+    """How many drafters its lane drafts nothing with."""
+    return cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name)
+
+
 @virtual
 async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
     cell = RoundsCell()
@@ -139,7 +144,7 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
     await cell.finish(cell.ask(max_tokens=120, policy="fixed:3", params=params))
     version = cell.drafters[0].facts.fingerprint[:16]
     found = cell.metrics.value("drafter_alarms_total", drafter=version, reason="nothing accepted")
-    assert (found or 0) == alarms
+    assert found == alarms
 
 
 @virtual
@@ -148,14 +153,9 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
     for seed in range(24):
         cell.ask((seed, 3), max_tokens=4000)
-    lane = cell.lane.facts.name
-
-    def left_out() -> bool:
-        return cell.metrics.value("drafters_left_out", lane=lane) == 1
-
-    await cell.until(left_out)
+    await cell.until(lambda: left_out(cell) == 1)
     cell.pair.wrong_every = 3
-    await cell.until(lambda: not left_out(), within_s=PAUSE_S + 3.0, each_s=0.05)
+    await cell.until(lambda: left_out(cell) == 0, within_s=PAUSE_S + 3.0, each_s=0.05)
 
 
 @virtual
@@ -171,25 +171,25 @@ async def test_a_trial_drafts_whole_blocks_from_its_admission_on() -> None:
     cell.admission.cut_all()
 
 
-@pytest.mark.parametrize("left_out", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
 @virtual
 async def test_of_a_drafter_that_left_no_fault_and_no_recovery_is_told(
-    left_out: bool, monkeypatch: pytest.MonkeyPatch
+    fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (lane, lane_drafters):  # loggers that no test before this one has configured
         monkeypatch.setattr(module, "log", structlog.get_logger())
     cell = RoundsCell(drafters=2)
-    name, gone = cell.lane.facts.name, cell.drafters[0]
+    gone = cell.drafters[0]
     number = next(iter(cell.lane._drafters._by_number))
-    if left_out:
+    if fails:
         cell.lane._drafters.lost(number, "malformed")
-        assert cell.metrics.value("drafters_left_out", lane=name) == 1
+        assert left_out(cell) == 1
     with structlog.testing.capture_logs() as lines:
         cell.lane.drafter_left(gone)
         await cell.answered(cell.ask())
         cell.lane.heard((DrafterEvent(number, "lost: gone"),))
     assert {line["event"] for line in lines} <= {"request.accepted", "request.ended"}
-    assert (cell.metrics.value("drafters_left_out", lane=name) or 0) == 0
+    assert left_out(cell) == 0
 
 
 @virtual
@@ -197,9 +197,7 @@ async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed(
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), bypass=False)
     states = [cell.ask((seed, 3), max_tokens=4000) for seed in range(8)]
-    await cell.until(
-        lambda: cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name) == 1
-    )
+    await cell.until(lambda: left_out(cell) == 1)
     before = sum(state.stats.rounds for state in states)
     await cell.until(lambda: sum(state.stats.rounds for state in states) > before + 80)
     plan = cell.lane._plans.in_force

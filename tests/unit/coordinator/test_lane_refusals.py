@@ -1,7 +1,7 @@
 """Prompts that a verifier has no room or time for, or refuses, in simulated time."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +23,7 @@ from dspark.rounds.events import (
 )
 from dspark.types import Refusal, RefusalReason
 from tests.fakes import read
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell, Tampered, virtual
 
 
 @virtual
@@ -73,22 +73,34 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_
     assert cell.clean()
 
 
-def refused(port: Any, told: PassReport, why: RefusalReason, message: str) -> list[Up]:
+def refused(port: Tampered, told: PassReport, why: RefusalReason, message: str) -> list[Up]:
     """What comes in place of a report: its one sequence is refused."""
     (row,) = told.report.rounds
     port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
     return [Released(row.sequence, row.epoch, 0, Why.NO_PAGES, Refusal(why, message))]
 
 
+def refuse_once(
+    port: Tampered,
+    why: RefusalReason,
+    message: str,
+    whom: Callable[[PassReport], bool] = lambda each: True,
+) -> None:
+    """The next report of this kind is a refusal."""
+
+    def once(each: PassReport) -> list[Up]:
+        if not whom(each):
+            return [each]
+        port.honest()
+        return refused(port, each, why, message)
+
+    port.in_reports(once)
+
+
 @virtual
 async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
     cell = RoundsCell()
-
-    def tamper(each: PassReport) -> list[Up]:
-        cell.port.tampers = lambda news: news
-        return refused(cell.port, each, RefusalReason.NO_PAGES, "the verifier is draining")
-
-    cell.port.in_reports(tamper)
+    refuse_once(cell.port, RefusalReason.NO_PAGES, "the verifier is draining")
     state = cell.ask()
     await cell.answered(state)
     assert (state.sequence.epoch, state.handovers) == (1, 0)
@@ -102,13 +114,7 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     cell.lane.move_all()
     await asyncio.sleep(1.0)
     cell.add_verifier()
-    port = cell.ports[-1]
-
-    def once(each: PassReport) -> list[Up]:
-        port.tampers = lambda news: news
-        return refused(port, each, RefusalReason.BUSY, "constraint: no time")
-
-    port.in_reports(once)
+    refuse_once(cell.ports[-1], RefusalReason.BUSY, "constraint: no time")
     await cell.until(lambda: state.sequence.epoch == 2)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
@@ -130,15 +136,13 @@ async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_
     for state in states:
         state.shown = shown
     number = states[busy].sequence.number
-
-    def once(each: PassReport) -> list[Up]:
-        if each.report.number or each.report.rounds[0].sequence != number or not shown:
-            return [each]
-        cell.port.tampers = lambda news: news
-        return refused(cell.port, each, RefusalReason.BUSY, "constraint: no time")
-
     shown.add(1 - busy)
-    cell.port.in_reports(once)
+    refuse_once(
+        cell.port,
+        RefusalReason.BUSY,
+        "constraint: no time",
+        lambda each: not each.report.number and each.report.rounds[0].sequence == number,
+    )
     await cell.finish(*states)
     assert [state.answer.length for state in states] == [60, 60]
     assert states[busy].sequence.epoch == 1

@@ -87,7 +87,7 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
     await cell.until(lambda: bool(cell.port.orders(Release)), within_s=1.0)
     (release,) = cell.port.orders(Release)
     assert (release.sequence, release.how) == (stuck.sequence.number, How.SETTLE)
-    cell.port.tampers = lambda news: news
+    cell.port.honest()
     await cell.answered(stuck)
     assert stuck.sequence.epoch == 1
     assert (other.sequence.epoch, other.handovers) == (0, 0)
@@ -117,7 +117,7 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
     later = cell.ask((8, 9), max_tokens=2000, policy="off")
     await asyncio.sleep(4.0)
     assert not lost.sequence.epoch
-    cell.port.tampers = lambda news: news
+    cell.port.honest()
     await asyncio.sleep(4.0)  # the later one was run after 5 s: for another 10 s nobody would look
     assert (lost.sequence.epoch, later.sequence.epoch) == (1, 0)
     await cell.answered(lost)
@@ -143,7 +143,7 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on_and_else_run_again(
     await asyncio.sleep(9.0)
     assert not slow.sequence.epoch
     if not others_get_on:
-        cell.port.tampers = lambda news: news
+        cell.port.honest()
     await asyncio.sleep(16.0)
     assert (slow.sequence.epoch, busy.sequence.epoch) == (not others_get_on, 0)
     assert slow.sequence.finished is not others_get_on
