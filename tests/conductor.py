@@ -6,7 +6,7 @@ It plans nothing by itself: a test sets the plan, and may set another one at any
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ class Answer:
     prompt: Sequence[int]
     params: SamplingParams
     room: int
-    stop_ids: frozenset[int]
     drafter: int
     options: dict[str, Any]
     epoch: int = -1  # given out last
@@ -39,14 +38,14 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        return len(self.tokens) >= self.room or not self.stop_ids.isdisjoint(self.tokens)
+        return len(self.tokens) >= self.room
 
 
 class Conductor:
     """Keeps `Listener`."""
 
     def __init__(self, port: ControlClient, plan: Plan) -> None:
-        self.port, self.plan = port, plan
+        self.port = port
         self.answers: dict[int, Answer] = {}
         self.health: list[DrafterEvent] = []
         self.released: list[Released] = []
@@ -55,13 +54,12 @@ class Conductor:
         self.holds_back = False  # acknowledges nothing
         self.begin_again = True  # those that were taken out
         port.listen(self)
-        port.tell([plan])
+        self.set(plan)
 
     def know(self, drafter: int, process: Any) -> None:
         self.port.tell([DrafterAt(drafter, process.endpoint, process.incarnation)])
 
     def set(self, plan: Plan) -> None:
-        self.plan = plan
         self.port.tell([plan])
 
     def ask(
@@ -70,13 +68,12 @@ class Conductor:
         params: SamplingParams,
         room: int,
         *,
-        stop_ids: Iterable[int] = (),
         drafter: int = 0,
         **options: Any,
     ) -> Answer:
         number = len(self.answers) + 1
         params = replace(params, prompt_len=len(prompt))
-        answer = Answer(number, prompt, params, room, frozenset(stop_ids), drafter, options)
+        answer = Answer(number, prompt, params, room, drafter, options)
         self.answers[number] = answer
         self.admit(answer)
         return answer
@@ -86,10 +83,11 @@ class Conductor:
         answer.round = 0
         ids = [*answer.prompt, *answer.tokens]
         room = answer.room - len(answer.tokens)
-        admit = Admit(answer.number, epoch, len(ids), room, answer.stop_ids, answer.drafter)
+        admit = Admit(answer.number, epoch, len(ids), room, frozenset(), answer.drafter)
         longest = len(answer.prompt) + answer.room
-        options = {"keep_rows": True, **answer.options}
-        self.port.tell([Admission(admit, ids, answer.params, longest, **options)])
+        self.port.tell(
+            [Admission(admit, ids, answer.params, longest, keep_rows=True, **answer.options)]
+        )
 
     async def tokens(self, *answers: Answer) -> list[list[int]]:
         """Once they have ended."""
@@ -168,13 +166,5 @@ async def conducting(verifier: Any, plan: Plan) -> AsyncIterator[Conductor]:
         await channel.close()
 
 
-def planned(
-    kind: PlanKind,
-    slots: int = 5,
-    price: float = 0.0,
-    *,
-    window: int = 0,
-    cohorts: int = 1,
-    **rest: Any,
-) -> Plan:
-    return Plan(Terms(kind, slots, price), cohorts, window, 0.002, **rest)
+def planned(kind: PlanKind, slots: int, *, window: int = 0) -> Plan:
+    return Plan(Terms(kind, slots), 1, window, 0.002)

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from coordinator.answers.answer import Answer, RequestStats
@@ -27,6 +27,7 @@ from coordinator.simulation.verifier import SimulatedVerifier
 from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Device, Hops, KVShape, World
 from dspark.rounds.control import Down, Listener, PassReport, Up
+from dspark.rounds.events import RoundReport
 from dspark.rounds.orders import Waits
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
@@ -94,6 +95,10 @@ class ToyPair:
         return drawn
 
 
+def with_rows(each: PassReport, rows: Iterable[RoundReport]) -> PassReport:
+    return each._replace(report=each.report._replace(rounds=[*rows]))
+
+
 class Tampered:
     """A port to a verifier that says something else, and a tape of what was told both ways."""
 
@@ -133,6 +138,14 @@ class Tampered:
             for each in news
             for told in (change(each) if isinstance(each, PassReport) else (each,))
         ]
+
+    def in_rows(self, change: Callable[[RoundReport], RoundReport]) -> None:
+        """The verifier says this in place of each row of a report from now on."""
+        self.in_reports(lambda each: [with_rows(each, map(change, each.report.rounds))])
+
+    def honest(self) -> None:
+        """The verifier is heard as it speaks from now on."""
+        self.tampers = lambda news: news
 
     def orders(self, kind: type[D]) -> list[D]:
         return [each for each in self.told if isinstance(each, kind)]

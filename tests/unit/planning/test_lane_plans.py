@@ -22,6 +22,7 @@ from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.rounds.policy import parse_policy
+from tests.rounds_cell import with_rows
 from tests.unit.planning.rounds_of import COSTS, SIZES, lane, learn, planner_of
 
 GPU = COSTS["gpu"]
@@ -191,7 +192,7 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
     applied = report()
     rows = [row._replace(verified=count) for row, count in zip(applied.rounds, (2, 3), strict=True)]
     told = np.arange(10, dtype=np.float32).reshape(5, 2)
-    said = applied.report._replace(report=applied.report.report._replace(rounds=rows), labels=told)
+    said = with_rows(applied.report, rows)._replace(labels=told)
     grid = _labels(said, rows, 7)
     assert grid[0, :2].tolist() == [[0, 1], [2, 3]]
     assert grid[1, :3].tolist() == [[4, 5], [6, 7], [8, 9]]
