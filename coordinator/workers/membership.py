@@ -104,8 +104,6 @@ class Membership:
                     self._security,
                     self._metrics,
                 )
-        for worker in self._workers.values():
-            self._drain(worker)
         self._note_fits()
 
     async def settled(self) -> None:
@@ -138,8 +136,7 @@ class Membership:
         return self._shared.load[worker.port] if isinstance(worker.port, DrafterClient) else 0
 
     def _drain(self, worker: WorkerConnection) -> None:
-        """A worker that leaves, or that the operator drains, gets no new sequences; running ones
-        finish."""
+        """Gives a worker that leaves, or that the operator drains, no new sequences."""
         drains = worker.leaving or worker.address in self._draining
         if isinstance(worker.port, VerifierClient):
             if worker.port in self._lanes:
@@ -154,7 +151,6 @@ class Membership:
             "worker.draining", worker=worker.address.name, finish_within_s=round(finish_within_s, 1)
         )
         worker.leaving, worker.state = True, "draining"
-        self._drain(worker)
         self._note_fits()
 
     async def close(self) -> None:
@@ -220,8 +216,6 @@ class Membership:
         worker.serves()
         for _, drafter in self._fitting(client):
             lane.drafter_joined(drafter)
-        for each in self._workers.values():
-            self._drain(each)
         self._await_drafters()
         self._note_fits()
         self._admission.lane_joined(lane)
@@ -265,7 +259,6 @@ class Membership:
         worker.serves()
         for verifier, _ in self._fitting(client):
             self._lanes[verifier].drafter_joined(client)
-        self._drain(worker)
         self._note_fits()
         log.info("drafter.joined", drafter=facts.name, model=facts.model)
         return None
@@ -333,8 +326,10 @@ class Membership:
         self._patience = self._clock.call_later(self._config.warm_up_s, over)
 
     def _note_fits(self) -> None:
-        """Updates whether each drafter fits any verifier, which changes as verifiers come and go;
-        then readiness, the queue and the pool metrics."""
+        """Updates who drains, and whether each drafter fits any verifier, which changes as
+        verifiers come and go; then readiness, the queue and the pool metrics."""
+        for each in self._workers.values():
+            self._drain(each)
         for drafter, worker in self._drafters.items():
             problems = [drafter_mismatch(verifier, drafter.facts) for verifier in self.verifiers]
             problem = next(filter(None, problems), "") if all(problems) else ""
