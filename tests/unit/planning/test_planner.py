@@ -183,4 +183,6 @@ def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_
 
 
 def test_a_plan_expects_a_draft_with_what_lies_between() -> None:
-    assert planner_of(COSTS["gpu"]).next(lane(8)).draft_s > COSTS["gpu"].hop_s
+    costs = COSTS["gpu"]
+    plan = planner_of(costs).next(lane(8, cohorts=1))
+    assert plan.draft_s == pytest.approx(costs.draft_s(8, plan.terms.slots) + costs.hop_s)
