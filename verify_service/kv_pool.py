@@ -5,10 +5,15 @@ Symbols: Hkv heads, D head size, T tokens of a pass, R rows.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from dspark.model.scratch import Scratch
+
+ALIGNMENT = 64  # bytes, of torch's own tensors
 
 
 class KeyValuePool:
@@ -63,5 +68,15 @@ class KeyValuePool:
     def _empty(self, like: Tensor) -> Tensor:
         slots, (heads, size) = self._num_slots, like.shape[1:]
         if self._by_head:
-            return like.new_zeros(heads, slots, size).transpose(0, 1)
-        return like.new_zeros(slots, heads, size)
+            return _zeros(like, heads, slots, size).transpose(0, 1)
+        return _zeros(like, slots, heads, size)
+
+
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros that take no memory of a host before they are written: numpy asks the system for clean
+    pages, where torch writes them all."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.itemsize
+    memory = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
+    return memory[-memory.data_ptr() % ALIGNMENT :][:size].view(like.dtype).view(shape)

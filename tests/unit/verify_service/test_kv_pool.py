@@ -1,10 +1,11 @@
 """The pool's two layouts: what is written is found, by slot and by member, wherever a head's keys
 lie."""
 
+import psutil
 import pytest
 import torch
 
-from verify_service.kv_pool import KeyValuePool
+from verify_service.kv_pool import ALIGNMENT, KeyValuePool
 
 HEADS, SIZE, SLOTS = 2, 4, 24
 
@@ -28,3 +29,17 @@ def test_a_heads_keys_lie_side_by_side_where_attention_reads_them_so() -> None:
     like = torch.randn(1, HEADS, SIZE)
     keys, _ = KeyValuePool(SLOTS, by_head=True).layer(0, like, like)
     assert keys.transpose(0, 1).is_contiguous()
+
+
+def test_a_pool_takes_memory_of_a_host_only_where_tokens_are_written() -> None:
+    like = torch.ones(1, HEADS, SIZE, dtype=torch.bfloat16)
+    whole = 1 << 28  # bytes of the keys
+    process = psutil.Process()
+    before = process.memory_info().rss
+    keys, values = KeyValuePool(whole // like.nbytes, by_head=True).layer(0, like, like)
+    assert keys.nbytes == whole
+    assert keys.transpose(0, 1).data_ptr() % ALIGNMENT == 0
+    keys[7] = like
+    assert keys[6:9].count_nonzero() == like.numel()
+    assert values[-1].count_nonzero() == 0
+    assert process.memory_info().rss - before < whole / 8
