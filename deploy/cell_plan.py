@@ -131,14 +131,16 @@ def _admit_clients(settings: Mapping[ProcessRole, dict[str, Any]], drawn: str | 
 def within(
     config: ClusterConfig, autoscale: AutoscaleConfig
 ) -> tuple[ClusterConfig, AutoscaleConfig]:
-    """The configuration with pool sizes inside the bounds of autoscaling, and these bounds; a cell
-    without a drafter is never given one."""
+    """The configuration with pools of the least size that autoscaling allows or more, and its
+    bounds; a cell without a drafter is never given one. Raises ConfigError for a larger size than
+    it allows."""
     if config.drafter == NO_DRAFTER:
         autoscale = replace(autoscale, min_drafters=0, max_drafters=0)
     if autoscale.enabled:
-        verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
-        drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
-        config = replace(config, verifiers=verifiers, drafters=drafters)
+        for pool, (least, most) in autoscale.bounds.items():
+            if (size := getattr(config, pool)) > most:
+                raise ConfigError(f"cluster.{pool}: {size}, but autoscale.max_{pool} is {most}")
+            config = replace(config, **{pool: max(size, least)})
     return config, autoscale
 
 

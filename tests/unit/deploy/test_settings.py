@@ -320,9 +320,14 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
-    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
+    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=2), bounds)
     assert (config.verifiers, config.drafters) == (2, 2)
-    assert within(config, AutoscaleConfig()) == (config, AutoscaleConfig())
+    more = replace(config, drafters=3)
+    with pytest.raises(
+        ConfigError, match=r"^cluster\.drafters: 3, but autoscale\.max_drafters is 2"
+    ):
+        within(more, bounds)
+    assert within(more, AutoscaleConfig()) == (more, AutoscaleConfig())
 
 
 def test_a_cell_without_a_drafter_is_never_given_one() -> None:
