@@ -192,7 +192,8 @@ def read_yaml(file: str | Path) -> Any:
         raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         # ValueError: no UTF-8, a date that there is not, a number of too many digits
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: cannot be read: {why}") from error
 
 
 def _at(error: yaml.MarkedYAMLError) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import grpc
 
-from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.errors import ConfigError, Denied, Forbidden, in_short
 from dspark.runtime.identity import check_token, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import Role, Roles
@@ -299,7 +299,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"client_token_file: cannot read {path}: {error}") from error
+        raise ConfigError(f"client_token_file: cannot read {path}: {in_short(error)}") from error
     found: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         words = line.split()
