@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
-from dspark.errors import ConfigError, DsparkError
+from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
 from dspark.runtime.security import EVERYWHERE
 from dspark.runtime.shell import ShellProcess
@@ -88,10 +88,7 @@ def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[st
         if not wanted or _holds(Path(wanted), secret):
             continue
         path = state_dir() / f"{settings.get('cell', DEFAULT_CELL)}.{Path(wanted).name}"
-        try:
-            put_token(path, secret)
-        except OSError as error:
-            raise ConfigError(f"{key}: cannot write {path}: {error}") from error
+        put_token(path, secret)
         mine[key] = str(path)
     return mine
 

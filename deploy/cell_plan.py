@@ -23,7 +23,8 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
-from dspark.runtime.security import check_listeners, is_loopback, split_endpoint
+from dspark.runtime.security import EVERYWHERE, check_listeners, is_loopback, split_endpoint
+from dspark.runtime.tls import Tls
 from dspark.synthetic.spec import load_spec
 from dspark.targets import check_model
 
@@ -50,6 +51,7 @@ def read_config(
         key: str(Path(path).resolve()) for key in FILES if (path := getattr(given, key))
     }
     given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
+    _check_tls(given)
     if given.synthetic:
         load_spec(given.synthetic)  # a faulty file is refused before anything starts
         return given
@@ -129,14 +131,16 @@ def _admit_clients(settings: Mapping[ProcessRole, dict[str, Any]], drawn: str | 
 def within(
     config: ClusterConfig, autoscale: AutoscaleConfig
 ) -> tuple[ClusterConfig, AutoscaleConfig]:
-    """The configuration with pool sizes inside the bounds of autoscaling, and these bounds; a cell
-    without a drafter is never given one."""
+    """The configuration with pools of the least size that autoscaling allows or more, and its
+    bounds; a cell without a drafter is never given one. Raises ConfigError for a larger size than
+    it allows."""
     if config.drafter == NO_DRAFTER:
         autoscale = replace(autoscale, min_drafters=0, max_drafters=0)
     if autoscale.enabled:
-        verifiers = min(max(config.verifiers, autoscale.min_verifiers), autoscale.max_verifiers)
-        drafters = min(max(config.drafters, autoscale.min_drafters), autoscale.max_drafters)
-        config = replace(config, verifiers=verifiers, drafters=drafters)
+        for pool, (least, most) in autoscale.bounds.items():
+            if (size := getattr(config, pool)) > most:
+                raise ConfigError(f"cluster.{pool}: {size}, but autoscale.max_{pool} is {most}")
+            config = replace(config, **{pool: max(size, least)})
     return config, autoscale
 
 
@@ -185,6 +189,19 @@ def _check_words(config: ClusterConfig) -> None:
             parse_rule(config.rule, field="cluster.rule")
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_tls(config: ClusterConfig) -> None:
+    """Raises ConfigError for certificates with which the cell's processes would refuse each
+    other."""
+    try:
+        if (tls := Tls.of(config)) is not None:
+            here = config.bind.strip("[]") if config.bind not in EVERYWHERE else None
+            tls.check_shared(
+                config.tls_server_name or here, ask_peers=config.tls_require_client_cert
+            )
+    except ConfigError as error:
+        raise ConfigError(f"cluster.{error}") from error
 
 
 def _full_path(model: str) -> str:

@@ -22,14 +22,14 @@ import ray
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import AnotherCell, NothingStarted, first_line
+from deploy.fleet import AnotherCell, NothingStarted
 from deploy.probe import ControlAnnouncer
 from deploy.ray_fleet import RayFleet, actors_of
 from deploy.ray_fleet import nodes as nodes
 from deploy.ray_table import AUTOSCALE, NAMESPACE, OWNER, SIZES, forget, keep, kept, taken_over
 from deploy.topology import Topology, resized
 from dspark.client.cell import Cell
-from dspark.errors import ConfigError, Unavailable
+from dspark.errors import ConfigError, Unavailable, in_short
 from dspark.runtime.telemetry import configure_logging
 from dspark.runtime.tls import Tls
 
@@ -74,7 +74,7 @@ def connect(address: str, *, local: bool) -> None:
             ray.shutdown()
             if time.monotonic() > deadline:
                 raise NothingStarted(
-                    f"cannot join the Ray cluster at {address}: {first_line(error)}"
+                    f"cannot join the Ray cluster at {address}: {in_short(error)}"
                 ) from error
             time.sleep(0.5)
 
@@ -252,4 +252,4 @@ def _get(
     try:
         return ray.get(reference, timeout=timeout_s)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        raise Unavailable(f"{otherwise} ({first_line(error)})") from error
+        raise Unavailable(f"{otherwise} ({in_short(error)})") from error

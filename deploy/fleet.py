@@ -68,9 +68,3 @@ class Fleet(Protocol):
 
     def pending(self, name: str) -> Pending:
         """Why a launch is still waiting; nothing where none does."""
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of Ray says first; the rest is traces of other processes."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

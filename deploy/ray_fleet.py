@@ -14,10 +14,11 @@ import ray
 
 from deploy.actors import DsparkProcess
 from deploy.config import ClusterConfig
-from deploy.fleet import Pending, StartedProcess, StartFailed, first_line
+from deploy.fleet import Pending, StartedProcess, StartFailed
 from deploy.ray_table import NAMESPACE
 from deploy.reserving import Node, misfit, missing, needs, shown
 from deploy.topology import ProcessRole, Replica, Topology
+from dspark.errors import in_short
 
 # Actor name = cell, slash, replica name, separator, a random part: a dead actor's name is not free
 # at once.
@@ -98,7 +99,7 @@ class RayFleet:
             ) from None
         except ray.exceptions.RayActorError as error:
             raise StartFailed(
-                f"its process died while starting ({first_line(error)})", fatal=False
+                f"its process died while starting ({in_short(error)})", fatal=False
             ) from error
         if "failed" in reply:
             raise StartFailed(reply["failed"], fatal=reply["fatal"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import structlog
 from ray.experimental import internal_kv
 
-from deploy.fleet import first_line
+from dspark.errors import in_short
 
 log = structlog.get_logger("deploy.cluster")
 
@@ -38,4 +38,4 @@ def keep(cell: str, what: str, said: str) -> None:
     try:
         internal_kv._internal_kv_put(f"{cell}/{what}", said, namespace=NAMESPACE)
     except Exception as error:  # Ray's table is away: it holds for as long as this controller
-        log.warning("controller.not_kept", what=what, said=said, reason=first_line(error))
+        log.warning("controller.not_kept", what=what, said=said, reason=in_short(error))

@@ -16,21 +16,23 @@ from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
-from deploy.config import ClusterConfig
+from deploy.config import NO_DRAFTER, ClusterConfig
 from deploy.down import Say, operating, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
 from deploy.ray_environment import check_guarded, joined
 from deploy.reserving import reserve
+from deploy.service_registry import config_class
 from deploy.topology import Topology
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
-from dspark.errors import DsparkError, Unavailable
+from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
+from dspark.model.location import locate
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
-from dspark.runtime.security import EVERYWHERE, check_listeners
-from dspark.targets import folder_of, imported, is_imported
+from dspark.runtime.security import EVERYWHERE, Security, check_listeners
+from dspark.targets import folder_of, is_imported
 
 ENDED = "`dspark down` ended the cell while it started"
 
@@ -75,7 +77,7 @@ def bring_up(
             "checkout)"
         )
     if config.address is None:
-        _import_models(config, say)
+        _find_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     if config.address is None:
@@ -91,6 +93,9 @@ def bring_up(
     secrets = {key: write_token(path) for key, path in files.items()}
     if CLIENT_TOKENS in secrets:
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
+    if config.address is None:  # other machines have other files
+        for role, template in topology.templates.items():
+            Security.of(config_class(role)(**template.settings))  # reads those that are named
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
         endpoint=f"{'127.0.0.1' if config.bind in EVERYWHERE else config.bind}:{port}",
@@ -213,11 +218,15 @@ def _refuse_second(say: Say) -> None:
     raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")
 
 
-def _import_models(config: ClusterConfig, say: Say) -> None:
-    """Imports models that first become folders here, where the user sees it; the processes find
-    them in the cache."""
-    for model in filter(is_imported, filter(None, (config.target, config.drafter))):
-        folder = folder_of(model)
-        if not folder.is_dir():
-            say(f"{model}: importing it once, into {folder}")
-        imported(model)
+def _find_models(config: ClusterConfig, say: Say) -> None:
+    """Finds the models before anything starts, and imports those that first become folders, where
+    the user sees it; the processes find them in the cache. Raises ConfigError."""
+    for key, model in (("target", config.target), ("drafter", config.drafter)):
+        if model in ("", NO_DRAFTER):
+            continue
+        try:
+            if is_imported(model) and not folder_of(model).is_dir():
+                say(f"{model}: importing it once, into {folder_of(model)}")
+            locate(model, revision=config.revision, weights=False)
+        except CheckpointError as error:
+            raise ConfigError(f"cluster.{key}: {error}") from error

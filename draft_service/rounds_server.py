@@ -53,7 +53,6 @@ class RoundsServer:
         read: Callable[[bytes], Command],
         open_rounds: OpenRounds,
     ) -> None:
-        security.check_bind(bind)
         self._access, self._metrics, self._open = security.access, metrics, open_rounds
         handler = grpc.stream_stream_rpc_method_handler(self._answer, read, Event.SerializeToString)
         self._server = grpc.server(

@@ -34,6 +34,12 @@ class InvalidRequest(DsparkError):
         self.field, self.problem = field, problem
 
 
+def in_short(error: BaseException) -> str:
+    """What an error says in its first line, without the path that an OSError repeats."""
+    lines = (getattr(error, "strerror", None) or str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 @contextmanager
 def naming(name: Callable[[str], str]) -> Iterator[None]:
     """Renames the field of an InvalidRequest from the block by `name`, to its sender's name."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 MAP = "special_tokens_map.json"  # where older releases name special tokens
@@ -118,7 +118,7 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(path.read_bytes())}
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"target: {path} cannot be read: {error}") from error
+        raise ConfigError(f"target: {path} cannot be read: {in_short(error)}") from error
 
 
 def spelling(decoder: Any) -> Callable[[str], bytes]:

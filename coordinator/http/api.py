@@ -94,7 +94,6 @@ def make_api(config: ClientsConfig, processor: InputProcessor) -> Api:
     """The Api of the listener at `config.http`, whose address decides who must show a key."""
     assert config.http is not None
     security = Security.of(replace(config, bind=config.http))
-    security.check_bind(config.http, "http")
     asked = Role.CLIENT not in security.access.open_to
     _check_origins(config.cors_origin, asked)
     return Api(

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from coordinator.reception.tokenizer import find_file
 from coordinator.requests.validation import check_count
-from dspark.errors import ConfigError, InvalidRequest, Unsupported
+from dspark.errors import ConfigError, InvalidRequest, Unsupported, in_short
 from dspark.token_bytes import CONFIG, MAP, SPECIAL, tokenizer_settings
 
 MAX_MESSAGES = 4096
@@ -328,7 +328,7 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
             try:
                 named[name] = file.read_text(encoding="utf-8")
             except (OSError, ValueError) as error:
-                raise ConfigError(f"target: {file} cannot be read: {error}") from error
+                raise ConfigError(f"target: {file} cannot be read: {in_short(error)}") from error
     tokens = {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None}
     if not isinstance(named.get("default"), str):
         return None

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.targets import check_model, imported, is_imported
 from dspark.token_bytes import CONFIG, FILE, MAP, special_tokens, spelling
@@ -160,7 +160,7 @@ def find_file(target: str | None, name: str, revision: str | None) -> Path | Non
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, ValueError, OSError) as error:
-        raise ConfigError(f"target: {target}: {error}") from error
+        raise ConfigError(f"target: {target}: {in_short(error)}") from error
 
 
 class TextStream:

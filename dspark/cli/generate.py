@@ -11,7 +11,7 @@ from typing import Any
 
 from dspark.cli import health
 from dspark.cli.options import add_asking, as_utf_8, naturals, open_client, shown
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, in_short
 from dspark.numerals import number_in, whole_in
 
 
@@ -93,7 +93,9 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
             return str(as_utf_8("prompt-file", sys.stdin.read()))
         return str(args.prompt_file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("prompt-file", f"{args.prompt_file} cannot be read: {error}") from None
+        raise InvalidRequest(
+            "prompt-file", f"{args.prompt_file} cannot be read: {in_short(error)}"
+        ) from None
 
 
 def _generate(args: argparse.Namespace) -> int:

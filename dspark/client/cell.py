@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import ConfigError, DsparkError, InvalidRequest
+from dspark.errors import ConfigError, DsparkError, InvalidRequest, in_short
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
 from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
@@ -100,7 +100,9 @@ def find_cell() -> Cell:
             f"no cluster is running here (looked for {path}); start one with `dspark up`"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise NoCell(f"{path} cannot be read ({error}); `dspark down` clears it") from None
+        raise NoCell(
+            f"{path} cannot be read ({in_short(error)}); `dspark down` clears it"
+        ) from None
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise NoCell(f"{path} was written by another version of dspark; `dspark down` clears it")
     read: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, in_short
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -134,7 +134,7 @@ def _mapped(path: Path) -> mmap.mmap:
                 )
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({in_short(error)})") from error
 
 
 def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:

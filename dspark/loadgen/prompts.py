@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.client import Options
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, in_short
 
 BUILT_IN = Path(__file__).resolve().parent / "questions"
 DOMAINS = ("chat", "code", "reasoning", "writing")
@@ -59,7 +59,7 @@ def from_file(path: Path) -> list[Question]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("prompts", f"{path} cannot be read: {error}") from None
+        raise InvalidRequest("prompts", f"{path} cannot be read: {in_short(error)}") from None
     found = [
         _read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
     ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, in_short
 from dspark.plots import by_streams, panels, write
 from dspark.tables import aligned
 
@@ -77,7 +77,9 @@ def load(path: Path) -> list[dict[str, Any]]:
         if not all(point.keys() >= NEEDED for point in points):
             raise ValueError("its points lack figures")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest("with", f"{path} is no saved run of `dspark bench`: {error}") from None
+        raise InvalidRequest(
+            "with", f"{path} is no saved run of `dspark bench`: {in_short(error)}"
+        ) from None
     return list(points)
 
 

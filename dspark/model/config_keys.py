@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, in_short
 
 CONFIG_NAME = "config.json"
 MOST_LAYERS = 1024
@@ -148,7 +148,7 @@ def read_json_file(path: Path, *, most: int = MOST_SETTINGS_BYTES) -> Any:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+        raise CheckpointError(f"{path}: not readable as JSON ({in_short(error)})") from error
 
 
 def decode(data: bytes) -> Any:

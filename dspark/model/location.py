@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, in_short
 from dspark.targets import imported, is_imported
 
 # Files that a loader may read: settings, tokenizer files, weights. Never code, never pickles.
@@ -46,5 +46,5 @@ def locate(name_or_path: str | Path, *, revision: str | None = None, weights: bo
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
             f"{name_or_path}{at}: neither a folder nor to be had from the hub or its cache "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {in_short(error)})"
         ) from error

@@ -50,6 +50,7 @@ def load_config(
     known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     prefix = f"DSPARK_{section.upper()}__"
+    _check_underscores(environ or {}, prefix, known)
     sources: list[tuple[str, Mapping[str, object]]] = [
         (str(file), _read_section(file, section) if file else {}),
         (
@@ -111,6 +112,15 @@ def _check_environment(environ: Mapping[str, str], known: set[str]) -> None:
         if name.startswith("DSPARK_") and mark and section not in upper:
             meant = _meant(section.upper(), upper)
             raise ConfigError(f"{name}: unknown section {section!r} in the environment{meant}")
+
+
+def _check_underscores(environ: Mapping[str, str], prefix: str, known: set[str]) -> None:
+    """Refuses a setting behind one underscore. Other names are let be: Kubernetes tells of a
+    service `dspark-verify` in DSPARK_VERIFY_PORT and the like, where values begin with tcp://."""
+    for name, value in environ.items():
+        key = name.removeprefix(prefix[:-1])
+        if key != name and key.lower() in known and not value.startswith("tcp://"):
+            raise ConfigError(f"{name}: names no setting, {prefix + key!r} is meant?")
 
 
 def _meant(word: object, known: Iterable[str]) -> str:
@@ -182,7 +192,8 @@ def read_yaml(file: str | Path) -> Any:
         raise ConfigError(f"{file}: cannot be read: {error.problem}{_at(error)}") from error
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         # ValueError: no UTF-8, a date that there is not, a number of too many digits
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: cannot be read: {why}") from error
 
 
 def _at(error: yaml.MarkedYAMLError) -> str:

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 from dspark.whole_file import placed
 
 # characters of any secret: a listener takes 8 KiB of metadata, gRPC's own included
@@ -32,9 +32,9 @@ class NoState(ConfigError):
     """The state folder cannot be written. Callers that only cache there go on without it."""
 
     def __init__(self, path: Path, error: Exception) -> None:
-        why = getattr(error, "strerror", None) or error
         super().__init__(
-            f"{path}: this state folder cannot be written ({why}); DSPARK_HOME names another"
+            f"{path}: this state folder cannot be written ({in_short(error)}); DSPARK_HOME names "
+            "another"
         )
 
 
@@ -64,7 +64,7 @@ def read_token(path: str | Path | None, key: str = "token_file") -> str | None:
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error}") from error
+        raise ConfigError(f"{key}: cannot read {path}: {in_short(error)}") from error
     check_token(token, f"{key}: {path}")
     return token
 

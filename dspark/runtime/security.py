@@ -25,7 +25,7 @@ from pathlib import Path
 
 import grpc
 
-from dspark.errors import ConfigError, Denied, Forbidden
+from dspark.errors import ConfigError, Denied, Forbidden, in_short
 from dspark.runtime.identity import check_token, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import Role, Roles
@@ -252,21 +252,19 @@ class Security:
         wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
 
-    def listeners(
-        self, section: str, config: ListenConfig, http: str | None = None
-    ) -> list[tuple[str, str | None]]:
-        """(setting, host:port) of everything that a process with this configuration listens on."""
+    def check_addresses(self, section: str, config: ListenConfig, http: str | None = None) -> None:
+        """Raises ConfigError, by setting, if something that a process with this configuration
+        listens on would be open to strangers, or its address cannot be had."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
         page = None if port is None else join_endpoint(host, port)
         rounds: int | None = getattr(config, "rounds_port", None)  # of drafters
         own = None if rounds is None else join_endpoint(split_endpoint(config.bind)[0], rounds)
-        return [
-            (f"{section}.bind", config.bind),
-            (f"{section}.metrics_port", page),
-            (f"{section}.rounds_port", own),
-            (f"{section}.http", http),
-        ]
+        wanted = {"bind": config.bind, "metrics_port": page, "rounds_port": own, "http": http}
+        for key in ("bind", "http"):  # the hosts of the others are as safe
+            if endpoint := wanted[key]:
+                self.check_bind(endpoint, f"{section}.{key}")
+        check_listeners((f"{section}.{key}", endpoint) for key, endpoint in wanted.items())
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """TLS credentials of gRPC listeners; None: plaintext."""
@@ -301,7 +299,7 @@ def read_client_tokens(path: str | Path) -> tuple[tuple[str, str], ...]:
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"client_token_file: cannot read {path}: {error}") from error
+        raise ConfigError(f"client_token_file: cannot read {path}: {in_short(error)}") from error
     found: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         words = line.split()

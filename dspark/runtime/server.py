@@ -150,7 +150,6 @@ class GrpcServer:
     ) -> None:
         limits = limits or ServerLimits()
         self._security = security or Security()
-        self._security.check_bind(bind)
         self._bind = bind
         self._names: list[str] = []
         self._serving: dict[str, bool] = {}  # by name

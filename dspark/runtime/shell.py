@@ -19,7 +19,7 @@ import structlog
 from dspark.runtime.identity import model_name, new_incarnation
 from dspark.runtime.listen_config import ListenConfig
 from dspark.runtime.metrics_server import MetricsServer
-from dspark.runtime.security import Security, check_listeners
+from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 
@@ -51,7 +51,7 @@ class Shell:
     ) -> None:
         self._config, self._model = config, ""
         self.security = Security.of(config)
-        check_listeners(self.security.listeners(role, config, http))
+        self.security.check_addresses(role, config, http)
 
         def known() -> str:
             # one that was known once stays, so that no time series breaks off

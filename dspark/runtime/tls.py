@@ -135,6 +135,46 @@ class Tls:
                     f"plain key ({reason})"
                 ) from error
             _check_time("tls_cert", self.cert)
+            if server:
+                self._try(self.cert)
+
+    def check_shared(self, name: str | None, *, ask_peers: bool) -> None:
+        """Raises ConfigError by key for files that processes which all have these would refuse of
+        each other. name: the one they expect, if it is known. ask_peers: callers show theirs
+        too."""
+        self.check(server=True)
+        assert self.ca is not None
+        self._try(self.ca, name, ask_peers=ask_peers)
+
+    def _try(self, believed: str, name: str | None = None, *, ask_peers: bool = False) -> None:
+        """Shakes hands with itself in memory, both ends believing the certificates of a file.
+        Raises ConfigError if one end refuses what the other one shows."""
+        assert self.cert is not None
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client.check_hostname = name is not None
+        server.verify_mode = ssl.CERT_REQUIRED if ask_peers else ssl.CERT_NONE
+        for context in (client, server):
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC has it
+            context.load_verify_locations(believed)
+            context.load_cert_chain(self.cert, self.key)
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = {
+            "server": client.wrap_bio(back, there, server_hostname=name),
+            "client": server.wrap_bio(there, back, server_side=True),
+        }
+        for shown_by, end in [*ends.items()] * 3:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:  # it is the other end's turn
+                continue
+            except ssl.SSLError as error:
+                reason = getattr(error, "verify_message", error.reason)
+                raise ConfigError(
+                    f"tls_cert: {self.cert} is refused as a {shown_by}'s ({reason}); wanted is one "
+                    "for servers and clients, of the authority in tls_ca, like node.crt of `dspark "
+                    "certificates`"
+                ) from error
 
 
 class OfFiles(Generic[T]):

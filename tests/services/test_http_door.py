@@ -310,12 +310,6 @@ def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
         make_api(config, None)  # type: ignore[arg-type]
 
 
-def test_a_door_that_is_open_to_strangers_is_refused_under_its_own_name() -> None:
-    config = CoordinatorConfig(http="0.0.0.0:0")
-    with pytest.raises(ConfigError, match=r"^http: 0\.0\.0\.0:0 can be reached"):
-        make_api(config, None)  # type: ignore[arg-type]
-
-
 def test_texts_and_conversations_become_ids_and_back_as_vllm_has_it(cell: HttpCell) -> None:
     text = "def add(a, b):\n    return a + b # Grüße"
     ask = {"model": MODEL, "prompt": text}

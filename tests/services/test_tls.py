@@ -256,6 +256,16 @@ def test_files_that_are_no_certificates_are_refused(
         Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
 
 
+@pytest.mark.parametrize("name", ["client-acme", "operator", "ca"])
+def test_a_certificate_that_no_server_can_show_is_refused_before_it_is_shown(
+    name: str, ours: Authority
+) -> None:
+    change = {"tls_cert": ours.path(f"{name}.crt"), "tls_key": ours.path(f"{name}.key")}
+    with pytest.raises(ConfigError, match=rf"^tls_cert: .*{name}\.crt is refused as a server's"):
+        Security.of(ListenConfig(**{**ours.settings(), **change}))
+    ours.tls(name).check()  # as a caller's it may do
+
+
 @pytest.mark.parametrize("days", [-2, 2])
 def test_a_certificate_out_of_its_time_is_named(
     days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,12 +2,15 @@
 
 import re
 import socket
+import types
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID as EKU
 from structlog.testing import capture_logs
 
 from deploy.autoscale import AutoscaleConfig
@@ -17,6 +20,7 @@ from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, desired, resized, sizes_of
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
+from tests.certificates import Authority
 from verify_service.config import VerifyConfig
 
 SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
@@ -123,6 +127,41 @@ def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="started without a drafter"):
         resized(topology, 1, 1)
     assert load_config(VerifyConfig, section="verify", flags=plan["verify/0"]).drafter is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tls_cert": "ours/client-acme.crt", "tls_key": "ours/client-acme.key"}, "purpose"),
+        ({"tls_cert": "ours/client-acme.crt"}, "no certificate and its plain key"),
+        ({"tls_ca": "theirs/ca.crt"}, "unable to get local issuer certificate"),
+        ({"tls_ca": "ours/none"}, "No such file"),
+        ({"tls_server_name": "elsewhere"}, "not valid for 'elsewhere'"),
+        ({"bind": "10.1.2.3"}, "not valid for '10.1.2.3'"),
+    ],
+)
+def test_certificates_that_processes_would_refuse_of_each_other_are_refused_at_once(
+    change: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Authority(tmp_path / "theirs")
+    given = {"target": "t", "drafter": "d", **Authority(Path("ours")).settings()}
+    for name in ({}, {"tls_server_name": "localhost"}, {"bind": "0.0.0.0"}, {"bind": "::1"}):
+        read_config(file=None, environ={}, flags={**given, **name})
+    with pytest.raises(ConfigError, match=rf"^cluster\.tls_.*{re.escape(said)}"):
+        read_config(file=None, environ={}, flags={**given, **change})
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_certificate_for_servers_alone_will_do_where_callers_show_none(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oids = types.SimpleNamespace(CLIENT_AUTH=EKU.SERVER_AUTH, SERVER_AUTH=EKU.SERVER_AUTH)
+    monkeypatch.setattr("cryptography.x509.oid.ExtendedKeyUsageOID", oids)
+    flags = {"target": "t", "drafter": "d", "tls_require_client_cert": asked}
+    flags |= Authority(tmp_path).settings()
+    with pytest.raises(ConfigError, match="refused as a client's") if asked else nullcontext():
+        read_config(file=None, environ={}, flags=flags)
 
 
 def test_an_address_to_bind_with_a_port_is_refused_and_the_setting_of_the_port_named() -> None:
@@ -281,9 +320,14 @@ def test_what_no_process_could_start_with_is_refused_before_any_does(
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
-    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=9), bounds)
+    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=2), bounds)
     assert (config.verifiers, config.drafters) == (2, 2)
-    assert within(config, AutoscaleConfig()) == (config, AutoscaleConfig())
+    more = replace(config, drafters=3)
+    with pytest.raises(
+        ConfigError, match=r"^cluster\.drafters: 3, but autoscale\.max_drafters is 2"
+    ):
+        within(more, bounds)
+    assert within(more, AutoscaleConfig()) == (more, AutoscaleConfig())
 
 
 def test_a_cell_without_a_drafter_is_never_given_one() -> None:

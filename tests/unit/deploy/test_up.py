@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,46 @@ def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
 
 LOCAL = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
 GUEST = replace(LOCAL, address="127.0.0.1:1", bind="0.0.0.0")
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "start_head", None)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("coordinator", "client_token_file"),
+        ("frontend", "client_token_file"),
+        ("verify", "metrics_token_file"),
+    ],
+)
+def test_a_file_that_is_not_there_is_told_before_ray_starts(
+    section: str, key: str, tmp_path: Path, no_ray: None
+) -> None:
+    file, missing = tmp_path / "cell.yaml", tmp_path / "missing"
+    file.write_text(f"{section}: {{{key}: {missing}}}")
+    said = re.escape(f"{key}: cannot read {missing}: No such file or directory")
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        bring_up(LOCAL, file=file, environ={}, say=print)
+    assert not cell_file().exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"target": "nosuch", "drafter": "none"}, "cluster.target: nosuch: neither a folder nor"),
+        ({"drafter": "org/nosuch"}, "cluster.drafter: org/nosuch: neither a folder nor"),
+        ({"target": "no.gguf"}, "cluster.target: no.gguf: No such file"),
+    ],
+)
+def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
+    change: dict[str, str], said: str, golden_target: Path, no_ray: None
+) -> None:
+    models = {"target": str(golden_target), "drafter": "none", **change}
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        bring_up(ClusterConfig(**models, http=None), file=None, environ={}, say=print)
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -238,6 +238,15 @@ def test_of_a_hub_s_files_those_are_fetched_that_are_read(
     assert fetched == read
 
 
+def test_what_the_hub_says_of_a_name_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object, **__: object) -> str:
+        raise OSError("no network\n\nPlease try again.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    with pytest.raises(CheckpointError, match=r"^nosuch: .* its cache \(OSError: no network\)$"):
+        locate("nosuch")
+
+
 def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
     with pytest.raises(CheckpointError, match="nowhere/at/all"):
         load_drafter("nowhere/at/all")

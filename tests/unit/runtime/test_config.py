@@ -68,6 +68,7 @@ TARGET = "verify: {target: t}\n"
         ("verify: {prot: 2}", {}, {}, "verify.prot: unknown key .*, 'port' is meant"),
         (TARGET, {}, {"VERFY__PORT": "2"}, "VERFY__PORT: unknown section 'VERFY' .*, 'VERIFY' is"),
         (TARGET, {}, {"verify__PORT": "2"}, "verify__PORT: .*'verify' .*'VERIFY' is meant"),
+        (TARGET, {}, {"VERIFY_PORT": "2"}, "VERIFY_PORT: .* 'DSPARK_VERIFY__PORT' is meant"),
     ],
 )
 def test_what_is_wrong_is_named_wherever_it_was_said(
@@ -86,6 +87,9 @@ def test_what_is_none_of_its_sections_in_the_environment_is_let_be() -> None:
         "DSPARK_CHROMIUM": "y",
         "OTHER__PORT": "2",
         "DSPARK_DRAFT__ANYTHING": "2",
+        "DSPARK_DRAFT_PORT": "2",
+        "DSPARK_VERIFY_PORT": "tcp://10.0.0.1:7061",  # Kubernetes', of a service `dspark-verify`
+        "DSPARK_VERIFY_SERVICE_PORT": "7061",
     }
     assert load_config(Sample, section="verify", environ=environ, flags={"target": "t"}).port == 0
 

@@ -59,6 +59,22 @@ async def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize(
+    ("role", "key"),
+    [*((role, "bind") for role in PROCESSES), ("coordinator", "http"), ("frontend", "http")],
+)
+async def test_a_listener_that_is_open_to_strangers_is_refused_before_anything_is_loaded(
+    role: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, config = PROCESSES[role]
+    for room in (coordinator_process, frontend_process):
+        monkeypatch.setattr(room, "load_tokenizer", None)
+    with pytest.raises(
+        ConfigError, match=rf"^{role}\.{key}: 0\.0\.0\.0:0 can be reached from outside"
+    ):
+        await process.start(type(config)(**{**vars(config), key: "0.0.0.0:0"}))
+
+
+@pytest.mark.parametrize(
     ("asked", "said"),
     [
         (

@@ -268,8 +268,10 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
         path.write_text(f"{token}{odd}{token}")
         with pytest.raises(ConfigError, match=r"token holds a line end, or another character"):
             read_token(path)
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_token(tmp_path / "absent")
+    absent = tmp_path / "absent"
+    for read in (read_token, read_client_tokens):
+        with pytest.raises(ConfigError, match=rf"cannot read {absent}: No such file or directory$"):
+            read(absent)
 
 
 def test_incarnations_differ() -> None:
