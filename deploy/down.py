@@ -12,13 +12,16 @@ from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 
+import grpc
+
 from deploy.fleet import AnotherCell, NobodyListens
 from deploy.head import Head, stop_head
 from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
-from dspark.errors import DsparkError, Unavailable
+from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.runtime.channel import health_of, sync_channel
 
 Say = Callable[[str], None]
 
@@ -119,14 +122,30 @@ def under_way(cell: Cell) -> str:
     return f"{count} requests" if count else ""
 
 
+def answers(cell: Cell) -> bool:
+    """Whether the coordinator of the cell answers a health check."""
+    try:
+        with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
+            health_of(channel, "")
+    except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
+        return False
+    return True
+
+
 def close_remote(cell: Cell, say: Say, grace_s: float) -> bool:
     """Drains and removes the cell's actors; a Ray cluster that others run is left as it is. False
-    where another cell has the name by now."""
+    where another cell has the name by now. Raises DsparkError where Ray's head is gone and the cell
+    is not."""
     try:
         with joined(cell) as cluster:
             cluster.close_cell(cell, grace_s)
     # any other failure is the user's to mend, and the state file stays
     except NobodyListens as error:
+        if answers(cell):  # processes outlive their head for a minute, or until it is back
+            raise DsparkError(
+                f"{error}; the cell still serves at {cell.endpoint}: `dspark down` again when Ray's"
+                " head is back, or when the nodes have ended without it"
+            ) from error
         say(f"{error}; with the cluster its actors are gone too")
     except AnotherCell as error:
         say(str(error))

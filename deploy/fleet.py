@@ -34,7 +34,8 @@ class NothingStarted(DsparkError):
 
 
 class NobodyListens(NothingStarted):
-    """Nothing listens at a Ray cluster's address: it is gone, and with it every actor."""
+    """Nothing listens at a Ray cluster's address: its head is gone, and its actors are or will
+    be."""
 
 
 class AnotherCell(DsparkError):

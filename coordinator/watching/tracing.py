@@ -128,7 +128,8 @@ class Tracing:
     def _round(self, part: RoundPart, inside: Any, at: Any) -> None:
         made = part.round
         said, timing = made.rounds[part.at], made.report.timing
-        began = made.ended - timing.round_s
+        # the first of a sequence tells its pass alone (`RoundSpans`)
+        began = made.ended - max(timing.round_s, timing.waited_s + timing.forward_s)
         span = self._span("round", at(began), inside)
         span.set_attributes(
             {

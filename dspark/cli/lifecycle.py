@@ -90,7 +90,7 @@ def _stay(cell: Cell) -> None:
     Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
     own, that is taken down.
     """
-    from deploy.down import take_down_wholly
+    from deploy.down import answers, take_down_wholly
     from dspark.client.cell import NoCell, find_cell, is_alive
 
     there = answered = time.monotonic()
@@ -99,7 +99,7 @@ def _stay(cell: Cell) -> None:
             while find_cell().cell_id == cell.cell_id:
                 now = time.monotonic()
                 there = now if not cell.ray_pid or is_alive(cell.ray_pid) else there
-                answered = now if _answers(cell) else answered
+                answered = now if answers(cell) else answered
                 if now - there > RAY_GONE_S:
                     raise Unavailable(
                         f"the cell has ended: its Ray cluster (process {cell.ray_pid}) is gone"
@@ -119,20 +119,6 @@ def _stay(cell: Cell) -> None:
             if cell.ray_pid:
                 take_down_wholly(say, 0.0)
             raise
-
-
-def _answers(cell: Cell) -> bool:
-    """Whether the coordinator of the cell answers a health check."""
-    import grpc
-
-    from dspark.runtime.channel import health_of, sync_channel
-
-    try:
-        with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
-            health_of(channel, "")
-    except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
-        return False
-    return True
 
 
 def _down(args: argparse.Namespace) -> int:

@@ -44,7 +44,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--explain",
         metavar="REQUEST",
-        help="explain a request by its id: its rounds as it runs, and its end",
+        help="explain a request by its id (a tenant's: TENANT/ID): its rounds as it runs, and its "
+        "end",
     )
     parser.add_argument(
         "--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends"
@@ -180,7 +181,9 @@ def explain(client: Client, request_id: str, *, rounds: int, as_json: bool) -> i
     ended = client.ended(request_id)
     if not ended and not runs:
         raise InvalidRequest(
-            "request_id", "no running request has this id, nor any of the last that ended"
+            "request_id",
+            "no running request has this id, nor any of the last that ended; a tenant's is "
+            "TENANT/ID",
         )
     for answer in ended:
         print(json.dumps(shape(answer)) if as_json else lines(answer), flush=True)
@@ -191,13 +194,13 @@ def lines(answer: EndedAnswer) -> str:
     """An ended answer as lines of text: outcome, tokens, workers, times, rounds."""
     which = f" answer {answer.index}" if answer.index else ""
     pools = ", ".join(filter(None, (answer.verifier, answer.drafter))) or "never placed"
+    first = f"first token after {answer.ttft_ms:.1f} ms" if answer.ttft_ms else "no token"
     said = [
         f"{_one_line(answer.request_id)}{which} ended: "
         f"{answer.outcome}{f' ({_one_line(answer.error)})' if answer.error else ''}",
         f"{answer.completion_tokens} tokens after {answer.prompt_tokens} of the prompt; policy "
         f"{answer.policy}, rule {answer.rule}; {pools}",
-        f"first token after {answer.ttft_ms:.1f} ms ({answer.queue_ms:.1f} queued), all after "
-        f"{answer.total_ms:.1f} ms",
+        f"{first} ({answer.queue_ms:.1f} ms queued), all after {answer.total_ms:.1f} ms",
     ]
     if rounds := sum(answer.accepted_histogram):
         said.append(

@@ -11,8 +11,16 @@ import pytest
 
 from coordinator.watching.endings import Endings
 from dspark.cli.main import main
-from dspark.cli.status import line, shape
-from dspark.client import AsyncClient, Client, InvalidRequest, LaneStatus, RoundExplanation
+from dspark.cli.status import line, lines, shape
+from dspark.client import (
+    AsyncClient,
+    Client,
+    EndedAnswer,
+    InvalidRequest,
+    LaneStatus,
+    RoundExplanation,
+)
+from dspark.client.fields import copied
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
 from tests.services.http_cell import HttpCell, synthetic_pair
@@ -80,8 +88,8 @@ def test_so_many_rounds_and_no_more(cell: HttpCell, capsys: pytest.CaptureFixtur
         words = ["status", "--explain", "long", "--rounds", "2", "--json", "--endpoint", endpoint]
         assert main(words) == 0
         assert client.abort("long") == ("long",), "a text is one id"
-    lines = [text for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
-    assert [json.loads(text)["policy"] for text in lines] == ["fixed:2"] * 2
+    told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
+    assert [json.loads(text)["policy"] for text in told] == ["fixed:2"] * 2
 
 
 def test_an_answer_that_ended_is_still_known(
@@ -110,10 +118,17 @@ def test_an_answer_that_ended_is_still_known(
     assert "done ended: length" in said
     assert "done answer 1 ended: length" in said
     assert main(["status", "--explain", "done", "--json", "--endpoint", endpoint]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["outcome"] for line in lines] == ["length"] * 2
+    rows = capsys.readouterr().out.splitlines()
+    assert [json.loads(row)["outcome"] for row in rows] == ["length"] * 2
     assert main(["status", "--explain", "nobody", "--endpoint", endpoint]) == 1
     assert "nor any of the last that ended" in capsys.readouterr().err
+
+
+def test_a_request_that_had_no_token_is_told_without_a_first_one() -> None:
+    told = control_pb2.EndedAnswer(request_id="a", outcome="overloaded", queue_ms=974.6)
+    said = lines(copied(EndedAnswer, told))
+    assert "no token (974.6 ms queued)" in said
+    assert "first token" not in said
 
 
 def test_only_so_many_ended_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from deploy import down
 from deploy.head import Head, free_ports
 from dspark.cli import lifecycle
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
-from dspark.errors import Unavailable
+from dspark.errors import DsparkError, Unavailable
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 from tests.noted_cell import CELL
 from tests.services.http_cell import HttpCell
@@ -77,6 +77,22 @@ def test_requests_are_waited_for_and_so_is_who_has_no_time_to_count_them(
     assert down.under_way(cell) == "", "nobody listens there any more"
 
 
+def test_a_cell_that_outlives_its_rays_head_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    said: list[str] = []
+    with HttpCell(workers=False, http=None) as running:
+        cell = replace(CELL, endpoint=running.coordinator.endpoint)
+        write_cell(replace(cell, ray_address=f"127.0.0.1:{free_ports(1)[0]}"))
+        with pytest.raises(DsparkError, match=f"the cell still serves at {cell.endpoint}"):
+            down.take_down(said.append)
+        assert cell_file().exists()
+    down.take_down(said.append)
+    assert "with the cluster its actors are gone too" in said[0]
+    assert not cell_file().exists()
+
+
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the place of the cluster's leader, and short patience."""
@@ -134,7 +150,7 @@ def test_who_is_told_again_takes_it_down_at_once_and_wholly(
     monkeypatch.setattr(down, "under_way", lambda cell: "2 requests")
     monkeypatch.setattr(down, "_beside", told_again)
     monkeypatch.setattr(down, "stop_head", told_a_third_time)
-    monkeypatch.setattr(lifecycle, "_answers", told)
+    monkeypatch.setattr(down, "answers", told)
     with contextlib.suppress(KeyboardInterrupt):  # it would end the tests
         lifecycle._stay(_cell("127.0.0.1:1", ray.pid))
     assert not cell_file().exists()

@@ -61,7 +61,10 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     for name in ("draft", "verify"):
         assert {each.parent.span_id for each in traced.spans(name)} <= ids
     assert len(traced.spans("verify")) == len(rounds)
-    assert traced.spans("draft")
+    passes = {each.parent.span_id: each for each in traced.spans("verify")}
+    drafts = traced.spans("draft")
+    assert drafts
+    assert all(each.end_time <= passes[each.parent.span_id].start_time for each in drafts)
     for span in traced.spans():
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
 

@@ -125,20 +125,29 @@ def test_every_alert_names_a_section_of_the_operations_page() -> None:
         assert section in headings, section
 
 
-def test_labels_of_a_target_hide_none_of_a_metric() -> None:
-    """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the
-    target."""
+def _labels_of_targets() -> list[set[str]]:
+    """By `dspark sd`, by compose, and on Kubernetes."""
     process = ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
     (found,) = groups(CellStatus(processes=(process,)), "10.0.0.1:7000")
-    given = set(found["labels"])
     scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())[
         "scrape_configs"
     ][0]
-    given |= {label for target in scrape["static_configs"] for label in target["labels"]}
+    composed = {label for target in scrape["static_configs"] for label in target["labels"]}
+    composed |= {rule["target_label"] for rule in scrape["relabel_configs"]}
     monitor = yaml.safe_load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
-    given |= {rule["targetLabel"] for rule in monitor["podMetricsEndpoints"][0]["relabelings"]}
-    assert given <= TARGET
+    rules = monitor["podMetricsEndpoints"][0]["relabelings"]
+    return [set(found["labels"]), composed, {rule["targetLabel"] for rule in rules}]
+
+
+def test_labels_of_a_target_hide_none_of_a_metric() -> None:
+    """Prometheus would rename the metric's to exported_NAME, and queries by it would be about the
+    target."""
+    assert set().union(*_labels_of_targets()) <= TARGET
     assert not TARGET & set().union(*LABELS.values())
+
+
+def test_every_target_has_the_labels_that_queries_go_by() -> None:
+    assert all({"role", "replica"} <= given for given in _labels_of_targets())
 
 
 def _parse(query: str) -> Any:
