@@ -63,7 +63,9 @@ def read_error(error: Any, endpoint: str) -> DsparkError:
     if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         field = trailing.get("bad-field")
         if field is None and code is grpc.StatusCode.UNIMPLEMENTED:
-            return ServerError(f"{endpoint} does not speak this interface: {details}")
+            return ServerError(
+                f"{endpoint} does not speak this interface ({details}): ask a cell's coordinator"
+            )
         kind = InvalidRequest if code is grpc.StatusCode.INVALID_ARGUMENT else Unsupported
         name = str(field or "request")
         return kind(name, details.removeprefix(f"{name}: "))

@@ -207,9 +207,10 @@ class GrpcServer:
 
     def say_serving(self, serving: bool, *names: str) -> None:
         """Sets readiness from code that cannot await; has no effect once the server drains."""
-        log.warning(
-            "server.serving" if serving else "server.not_serving", services=names or self._names
-        )
+        if serving:
+            log.info("server.serving", services=names or self._names)
+        else:
+            log.warning("server.not_serving", services=names or self._names)
         change = asyncio.get_running_loop().create_task(self.set_serving(serving, *names))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
