@@ -44,9 +44,7 @@ def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(
     assert {len(ids) for ids in block.q.arrays()[0]} == {entries}
 
 
-def test_only_the_slots_that_are_asked_for_are_computed(
-    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine) -> None:
     cursor, computed = fill(engine, 1, [0] * 30), list[int]()
     propose = engine.drafter.propose
 
@@ -54,37 +52,31 @@ def test_only_the_slots_that_are_asked_for_are_computed(
         computed.append(slots)
         return propose(anchors, slots)
 
-    monkeypatch.setattr(engine.drafter, "propose", counted)
+    engine.drafter.propose = counted
     blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
     assert computed == [3, 7]
     assert [len(block.token_ids) for block in blocks] == [3, 7]
 
 
-def test_unlike_contexts_go_apart_only_where_they_are_padded(
-    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlike_contexts_go_apart_only_where_they_are_padded(engine: DraftEngine) -> None:
     items = [item(fill(engine, sequence, [0] * 2)) for sequence in range(15)] + [
         item(fill(engine, 99, [0] * 190))
     ]
     passes = list[int]()
     draft_group = engine._draft_group
-    monkeypatch.setattr(
-        engine, "_draft_group", lambda group: passes.append(len(group)) or draft_group(group)
-    )
+    engine._draft_group = lambda group: passes.append(len(group)) or draft_group(group)
     in_place = engine.draft(items)
     assert passes == ([16] if engine.drafter.reads_pages else [15, 1])
     passes.clear()
-    monkeypatch.setattr(engine.drafter, "reads_pages", False)
+    engine.drafter.reads_pages = False
     assert [block.token_ids for block in engine.draft(items)] == [
         block.token_ids for block in in_place
     ]
     assert passes == [15, 1]
 
 
-def test_fewer_slots_of_whole_blocks_are_their_head(
-    engine: DraftEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "config", replace(engine.config, whole_blocks=True))
+def test_fewer_slots_of_whole_blocks_are_their_head(engine: DraftEngine) -> None:
+    engine.config = replace(engine.config, whole_blocks=True)
     cursor = fill(engine, 1, [0] * 30)
     for params in (GREEDY, SAMPLED):
         full = engine.draft([item(cursor, params)])[0]

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import (
-    Admit,
-    BlocksCame,
-    DrafterLost,
-    OrderRow,
-    PassRow,
-    SendOrder,
-    Told,
-)
+from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
