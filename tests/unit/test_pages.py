@@ -148,9 +148,7 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
     pool.open("a", 11, 20)
     cache.enter(ids, "tenant", pool.pages("a"), rows=True)
     assert cache.match(ids, "tenant", needs_rows=True) == pool.pages("a")[:2]
-    assert cache.match(ids[:8], "tenant", needs_rows=True) == pool.pages("a")[:1], (
-        "one token is left to run"
-    )
+    assert cache.match(ids[:8], "tenant", needs_rows=True) == pool.pages("a")[:1], "one is to run"
     assert cache.match([*ids[:5], 1, *ids[6:]], "tenant", needs_rows=True) == pool.pages("a")[:1]
     assert cache.match([1, *ids[1:]], "tenant", needs_rows=True) == []
     assert cache.match(ids, "another", needs_rows=True) == []

@@ -35,9 +35,7 @@ def test_labels_count_their_own_rounds() -> None:
     assert metrics.value("label_generation_tokens_total", label="code") == 5
     assert metrics.value("generation_tokens_total") == 12
     assert metrics.value("label_accepted_tokens_total", label="prose") == 0
-    assert metrics.value("label_draft_tokens_total", label="") == 0, (
-        "whoever gave none is counted under none"
-    )
+    assert metrics.value("label_draft_tokens_total", label="") == 0, "none given, none counted"
     assert metrics.value("rounds_total") == 4
 
 

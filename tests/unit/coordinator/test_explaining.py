@@ -29,9 +29,7 @@ async def explained(policy: str, **settings: Any) -> list[RoundPart]:
 async def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
     found = [told(part) for part in await explained(policy)]
     whole = answer_of((5, 6), 40)
-    assert [token for each in found for token in each.token_ids] == whole[1:], (
-        "the first is the prefill's"
-    )
+    assert [token for each in found for token in each.token_ids] == whole[1:], "but the prefill's"
     sizes = [len(each.token_ids) for each in found]
     assert [each.offset for each in found] == [1 + sum(sizes[:at]) for at in range(len(found))]
     assert [each.round for each in found] == list(range(1, len(found) + 1))

@@ -63,9 +63,7 @@ def test_what_was_shown_before_and_after_is_the_whole(
     stops = (stop,) if stop else ()
     whole = reader(stops, 0)
     first = read(whole, pieces_of(ids, sizes, ends))
-    assert len(told(first)[0]) == len(told(first)[2]), (
-        "one log-probability for each token that is told"
-    )
+    assert len(told(first)[0]) == len(told(first)[2]), "one log-probability for each token"
     for messages in range(len(first) + 1):  # after each of them the stream may break
         before = told(first[:messages])
         held = len(before[0])

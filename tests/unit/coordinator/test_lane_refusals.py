@@ -108,9 +108,7 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     await cell.until(lambda: state.sequence.epoch == 2)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
-    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, (
-        "nobody else waits for that"
-    )
+    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, "nobody else waits"
     await cell.answered(state)
     assert (state.sequence.epoch, state.handovers) == (2, 0)
 

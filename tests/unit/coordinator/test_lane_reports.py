@@ -61,9 +61,7 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
     reports = cell.port.news(PassReport)
     assert {len(each.report.rounds) for each in reports} == {1}
     beyond = len(reports) - (known - 2)
-    assert 0 <= beyond <= window + 1, (
-        "the round that was running, and as many more as a verifier may run ahead"
-    )
+    assert 0 <= beyond <= window + 1, "the round that ran, and as many as a verifier may run ahead"
 
 
 async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
@@ -82,9 +80,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
         told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
         happened.extend(told)
         if told and cell.lane.states:
-            assert written[-1] == cell.lane.states[0].answer.committed_len, (
-                "all that is acknowledged is written"
-            )
+            assert written[-1] == cell.lane.states[0].answer.committed_len, "all of it is written"
         tell_port(orders)
 
     cell.port.port.tell = told

@@ -112,9 +112,7 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     # the last words may have got lost on their way
     second = Desk(journal, shown=[first.shown[0][:held]])
     call = second.resume()
-    assert all(state.sequence.epoch > epoch for state in call.states.values()), (
-        "no draw is used twice"
-    )
+    assert all(state.sequence.epoch > epoch for state in call.states.values()), "no draw used twice"
     assert all(state.begun for state in call.states.values()), "nobody displaces half an answer"
     assert all(state.answer.since_resumed == 0 for state in call.states.values())
     await second.read()

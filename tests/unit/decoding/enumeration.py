@@ -319,10 +319,8 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
     """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
     neighbour and under a cap."""
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
-    weight, cap = (
-        float(rng.uniform(0.5, 2.0)),
-        int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))])),
-    )
+    weight = float(rng.uniform(0.5, 2.0))
+    cap = int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))]))
     match policy:
         case Fixed(slots):
             terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.acceptance import (
-    PackedCase,
-    accept_probability,
-    first_token,
-    judge,
-    residual,
-)
+from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
@@ -291,6 +285,4 @@ def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     for seed in range(20):
         params = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
         ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), params, 0, [], NO_Q)])
-        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, (
-            "a hand-over prefills what a round follows"
-        )
+        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, "as in a hand-over"

@@ -112,9 +112,7 @@ def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
         for level in set(row):
             inside = [probs[token] > 0 for token in range(24) if row[token] == level]
-            assert inside == sorted(inside, reverse=True), (
-                "an id is in while a lower one of equal logit is out"
-            )
+            assert inside == sorted(inside, reverse=True), "of equals the lower ids are in"
 
 
 def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:

@@ -97,10 +97,8 @@ def test_blocks_are_the_model_s_however_rows_came(
 @every_family
 def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
-    engine, texts = (
-        _engine(drafter),
-        {sequence: _text(drafter, sequence) for sequence in range(1, 6)},
-    )
+    engine = _engine(drafter)
+    texts = {sequence: _text(drafter, sequence) for sequence in range(1, 6)}
     anchors = {1: 1, 2: 40, 3: 17, 4: 2, 5: 41}
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
@@ -122,10 +120,8 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
 @every_family
 def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
-    engine, texts = (
-        _engine(drafter),
-        {sequence: _text(drafter, sequence) for sequence in range(1, 5)},
-    )
+    engine = _engine(drafter)
+    texts = {sequence: _text(drafter, sequence) for sequence in range(1, 5)}
     reach = {1: 8, 2: 9, 3: 50, 4: 8}
     for sequence in texts:
         _open(engine, sequence)

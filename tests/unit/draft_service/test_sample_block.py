@@ -67,9 +67,7 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
         for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
     )
     place, _ = winners(probs, times_of([params], [CURSOR.committed_len], ids))
-    assert coupled.token_ids[0] == ids[0, place], (
-        "slot 1 races over the law that a ratio rule draws from"
-    )
+    assert coupled.token_ids[0] == ids[0, place], "slot 1 races over the law that a ratio rule has"
 
 
 @pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3", HEADLESS], indirect=True)

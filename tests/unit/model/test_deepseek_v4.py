@@ -66,10 +66,8 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(rows, case["context_rows"], **CLOSE)
         count = rows.shape[1]
         order = torch.randperm(count)  # rows may arrive in any order
-        keys, made = (
-            torch.empty(3, 1, count, 1, 32),
-            drafter.ingest(ContextTokens(rows[:, order], None, order))[0],
-        )
+        keys = torch.empty(3, 1, count, 1, 32)
+        made = drafter.ingest(ContextTokens(rows[:, order], None, order))[0]
         keys[:, :, order] = made
         kept = case["context_keys"]
         torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
@@ -80,11 +78,9 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
-            proposal, said, logits = (
-                drafter.propose(at, 5),
-                [case["anchor_id"]],
-                [],
-            )
+            proposal = drafter.propose(at, 5)
+            said = [case["anchor_id"]]
+            logits = []
             for slot in range(5):
                 logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
                 said.append(logits[-1].argmax(-1))

@@ -87,10 +87,8 @@ SAME = ("neighbouring pairs", "settings inside, tables left out")  # as the ship
 
 def drafted(folder: Path) -> list[Block]:
     """Blocks of the service at three lengths, in one pass."""
-    engine, projection = (
-        draft_engine(folder, target=str(TARGET), page_size=4),
-        load_projection(folder),
-    )
+    engine = draft_engine(folder, target=str(TARGET), page_size=4)
+    projection = load_projection(folder)
     items = []
     for sequence, count in enumerate((3, 30, 11)):
         draws = torch.Generator().manual_seed(sequence)

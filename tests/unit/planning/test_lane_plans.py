@@ -112,9 +112,7 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
     assert told(made).terms_of(1).slots == 5
     made.drafters([])
     made.replan()
-    assert told(made).terms_of(1).slots == 5, (
-        "it is out of reach here, and may be there for the verifier"
-    )
+    assert told(made).terms_of(1).slots == 5, "out of reach here, and maybe not for the verifier"
 
 
 def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:

@@ -265,9 +265,7 @@ def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
     assert only(verifier.blocks(order, (1.0,) * 5), RunPass).rows[0].prefix == 2
     verifier = Verifier(priced(slots=3))
     order = only(verifier.prefilled(1, room=3), SendOrder)
-    assert order.rows[0].slots == 1, (
-        "the prefill took one, and the target's own token takes another"
-    )
+    assert order.rows[0].slots == 1, "the prefill took one, and the target's own token takes one"
 
 
 def test_a_block_for_another_order_is_stale() -> None:
@@ -544,6 +542,4 @@ def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
     actions = verifier.ended(only(actions, RunPass))
     said = rounds(actions)[0]
     assert (said.why_empty, said.drafter) == ("unknown sequence", DRAFTER)
-    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, (
-        "it drafts again"
-    )
+    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts"

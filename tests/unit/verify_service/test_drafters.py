@@ -140,9 +140,7 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
         assert isinstance(told, DrafterLost if number == MALFORMED_ORDERS else BlocksCame)
         if isinstance(told, BlocksCame):
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
-            assert verifier.drafters.judged([], []) == [], (
-                "a pass without its slots changes nothing"
-            )
+            assert verifier.drafters.judged([], []) == [], "a pass without its slots changes none"
 
 
 def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(

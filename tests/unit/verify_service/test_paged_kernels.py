@@ -105,9 +105,7 @@ def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
     assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
     assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
     cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
-    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), (
-        "nothing is left over, so nobody for it"
-    )
+    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over for one"
     assert graphs.shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
 
 

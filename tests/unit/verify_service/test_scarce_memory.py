@@ -293,9 +293,7 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(load: Load) -> No
     ), "it was followed"
     line_up(engine, 2, PROMPT, epoch=2)
     assert [engine.prefill_next(), engine.prefill_next()] == [True, False]
-    assert isinstance(engine.first_token(2, epoch=1), Refusal), (
-        "nor does it take what the newer one draws from"
-    )
+    assert isinstance(engine.first_token(2, epoch=1), Refusal), "nor does it take the newer one's"
     assert engine.first_token(2) == first
     assert engine.features(Cursor(2, 1, 0, 20), 0) is None, "rows are those of an epoch"
 
