@@ -155,9 +155,7 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
     assert PrefixCache(pool, 0).match(ids, "tenant", needs_rows=True) == []
 
 
-def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> (
-    None
-):
+def test_pages_without_rows_serve_only_who_needs_none_and_are_replaced_by_better_ones() -> None:
     pool = KVBlockPool(16, 4)
     cache = PrefixCache(pool, pool.total)
     ids = list(range(9))

@@ -103,7 +103,7 @@ def test_it_asks_for_what_each_answer_lacks(monkeypatch: pytest.MonkeyPatch) -> 
     assert stream.resumed == 1
 
 
-def test_pauses_grow_until_the_time_is_over_and_news_start_them_anew(
+def test_pauses_grow_until_the_end_and_news_start_them_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Asked(monkeypatch, Broken(), Broken(), Broken(chunk((1,), 0)))
@@ -155,9 +155,7 @@ def test_a_full_queue_ends_a_new_request_and_holds_up_one_that_comes_back(
     assert asked.pauses == [0.1, 0.3]
 
 
-async def test_a_stream_that_is_closed_while_it_pauses_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_stream_closed_in_a_pause_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(_: float) -> None:
         other.close()
 

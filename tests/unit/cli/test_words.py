@@ -135,9 +135,7 @@ def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.Monkey
     assert shown(said) == ("a\tb\n\\x1b]0;owned\\x07 \\x9b2J ü" if terminal else said)
 
 
-def test_what_the_encoding_of_stdout_lacks_is_written_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_encoding_of_stdout_lacks_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(words: list[str]) -> int:
         print("naïve 日本")
         return 0

@@ -230,9 +230,7 @@ async def test_a_client_that_closes_has_left(
     await until(lambda: not (application.running or server._server.server_state.connections))
 
 
-async def test_a_request_that_is_cut_short_is_none(
-    connect: Connect, application: Application
-) -> None:
+async def test_a_request_cut_short_is_none(connect: Connect, application: Application) -> None:
     head = b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
     reader, writer = await connect(head + b"x")
     await until(lambda: application.running == 1)

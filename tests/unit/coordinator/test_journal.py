@@ -130,9 +130,7 @@ def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
     file.close()
 
 
-def test_a_file_of_another_format_is_told_of_and_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_format_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # one that no test before this one has configured
     monkeypatch.setattr(journal_file, "log", structlog.get_logger())
     other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)

@@ -50,9 +50,7 @@ async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one()
     assert cell.clean()
 
 
-async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> (
-    None
-):
+async def test_r10_a_drafter_that_only_this_process_lost_drafts_on_for_who_is_there() -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.06)
@@ -83,9 +81,7 @@ async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_
     assert {state.last_drafter for state in late} == {other.facts.name}
 
 
-async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> (
-    None
-):
+async def test_a_drafter_without_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].room = 0
     states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(8)]

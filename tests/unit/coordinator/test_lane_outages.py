@@ -106,9 +106,7 @@ async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
     await cell.answered(runs, cell.ask(max_tokens=9))
 
 
-async def test_the_wait_for_a_verifier_begins_when_the_last_one_drains_not_at_an_earlier_loss() -> (
-    None
-):
+async def test_the_wait_for_a_verifier_begins_when_the_last_drains_not_at_a_loss_before() -> None:
     cell = RoundsCell(verifiers=2, max_running=1, verifier_wait_s=20.0)
     runs, waits = cell.ask(max_tokens=30_000), cell.ask(max_tokens=9)
     cell.lose_verifier()

@@ -44,9 +44,7 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     assert cell.clean()
 
 
-async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> (
-    None
-):
+async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_under_another_epoch() -> None:
     cell = RoundsCell(pages=70)
     first = cell.ask((4, 3), max_tokens=150)
     await asyncio.sleep(0.4)

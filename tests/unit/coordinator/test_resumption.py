@@ -175,9 +175,7 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
     assert epochs == sorted(set(epochs))
 
 
-async def test_answers_of_one_request_have_their_own_noise_and_resume_under_their_own_epochs() -> (
-    None
-):
+async def test_answers_of_one_request_have_their_own_noise_and_resume_in_own_epochs() -> None:
     journal = in_memory()
     first = Desk(journal)
     call = first.ask(choices=2)

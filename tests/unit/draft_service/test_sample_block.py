@@ -71,9 +71,7 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
 
 
 @pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3", HEADLESS], indirect=True)
-def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(
-    engine: DraftEngine,
-) -> None:
+def test_a_confidence_knows_the_tokens_before_its_slot_and_none_after(engine: DraftEngine) -> None:
     made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = []
     for other in made[1:]:

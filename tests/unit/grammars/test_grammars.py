@@ -205,9 +205,7 @@ class Late(socket.socket):
         super().settimeout(30.0)
 
 
-def test_a_child_that_ended_for_want_of_time_is_no_fault_of_its_form(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_out_of_time_is_no_fault_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
     pair = socket.socketpair

@@ -74,9 +74,7 @@ def spelled() -> dict[str, Any]:
 @torch.no_grad()
 @pytest.mark.parametrize("folder", QWEN3, ids=name)
 @pytest.mark.parametrize("share_tables", [False, True])
-def test_a_twin_drafts_what_the_original_drafts(
-    tmp_path: Path, folder: Path, share_tables: bool
-) -> None:
+def test_a_twin_drafts_the_same(tmp_path: Path, folder: Path, share_tables: bool) -> None:
     to_speculators(folder, tmp_path / "twin", share_tables=share_tables)
     stored = load_file(tmp_path / "twin" / "model.safetensors")
     assert ("embed_tokens.weight" in stored) is not share_tables

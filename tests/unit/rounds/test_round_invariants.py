@@ -64,9 +64,7 @@ def test_r2_a_weight_is_frozen_too() -> None:
 
 @pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
 @pytest.mark.parametrize("kind", PlanKind)
-def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(
-    kind: PlanKind, cap: int
-) -> None:
+def test_r3_what_comes_after_a_slot_never_decides_about_it(kind: PlanKind, cap: int) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)

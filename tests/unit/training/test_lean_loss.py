@@ -168,9 +168,7 @@ def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -
     )
 
 
-def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_more_than_a_slice_of_the_vocabulary_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 5)
     rows, width, vocabulary = 60, 4, 2000
     generator = torch.Generator().manual_seed(2)

@@ -143,9 +143,7 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
             assert verifier.drafters.judged([], []) == [], "a pass without its slots changes none"
 
 
-def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
-    pair: Pair,
-) -> None:
+def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: Pair) -> None:
     verifier = Verifier(*pair)
     kinds = [True, True, False, True, True, True]
     for number, wrong in enumerate(kinds, 1):

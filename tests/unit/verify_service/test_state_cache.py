@@ -48,9 +48,7 @@ def prefilled(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_prompt_goes_on_from_the_longest_state_of_its_tenant(kind: str, tmp_path: Path) -> None:
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
     served = engine(tmp_path)
     assert served.attention_path == "stateful"

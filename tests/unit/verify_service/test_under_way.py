@@ -152,9 +152,7 @@ def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_an
 
 
 @pytest.mark.parametrize("riding", [False, True])
-def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
-    real: Real, riding: bool
-) -> None:
+def test_a_pass_that_fails_is_tried_again_though_one_has_left(real: Real, riding: bool) -> None:
     """Again in halves, or as it was without the prompt that rode in it."""
     engine = real()
     said = {sequence: take_in(engine, sequence) for sequence in (1, 2, 3)}

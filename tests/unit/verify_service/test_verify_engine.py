@@ -171,9 +171,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(load: Callable[..., Veri
     assert [type(each) for each in made.outcomes] == [Verdict] * 4
 
 
-def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
-    engine: VerifyEngine,
-) -> None:
+def test_an_unfinished_prefill_is_not_verified_and_returns_its_pages(engine: VerifyEngine) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next()
     (early,) = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes

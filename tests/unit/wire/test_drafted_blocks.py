@@ -79,9 +79,7 @@ def two_blocks(**change: object) -> draft_pb2.Blocks:
         ({"watermarks": [3]}, "watermarks"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_by_field(
-    change: dict[str, object], field: str
-) -> None:
+def test_columns_that_misfit_are_refused_by_field(change: dict[str, object], field: str) -> None:
     with pytest.raises(PeerError, match=f"^{field}"):
         read_blocks(2, two_blocks(**change), 100)
 
