@@ -45,11 +45,7 @@ sys.exit(main(sys.argv[1:]))
 
 def _bare(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BARE, *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=200,
+        [sys.executable, "-c", BARE, *words], capture_output=True, text=True, cwd=ROOT, timeout=200
     )
 
 

@@ -128,11 +128,7 @@ def test_the_deadline_of_the_request_comes_first(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "code",
-    [
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.INTERNAL,
-    ],
+    [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL],
 )
 def test_what_trying_again_cannot_help_is_the_client_s_to_see(
     code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch

@@ -269,10 +269,7 @@ async def test_a_running_request_is_taken_over_and_its_former_stream_told_so() -
 
 @pytest.mark.parametrize(
     ("params", "seeded"),
-    [
-        (GREEDY, False),
-        (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True),
-    ],
+    [(GREEDY, False), (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True)],
 )
 async def test_without_a_journal_repeatable_answers_are_computed_anew(
     params: SamplingParams, seeded: bool

@@ -277,10 +277,7 @@ def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[
 
     first: tuple[Tokens, int] = (), 0
     ended = spread(
-        first,
-        moves,
-        over=lambda state: len(state[0]) == horizon,
-        order=lambda state: len(state[0]),
+        first, moves, over=lambda state: len(state[0]) == horizon, order=lambda state: len(state[0])
     )
     return {committed: chance for (committed, _), chance in ended.items()}
 
@@ -348,12 +345,7 @@ def older_price(rng: Rng) -> Price:
 
 
 # vocabulary, slots of a block, tokens looked at
-SHAPES = (
-    (3, 3, 4),
-    (3, 3, 4),
-    (3, 2, 5),
-    (4, 2, 4),
-)
+SHAPES = ((3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 2, 4))
 
 
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:

@@ -62,14 +62,6 @@ def test_a_ratio_beyond_every_float_is_one_without_a_warning() -> None:
     assert accept_probability([1e-300, 1.0], [5e-324, 5e-324]).tolist() == [1.0, 1.0]
 
 
-def test_the_residual_is_what_the_draft_left_over() -> None:
-    got = residual(f64([0.5, 0.3, 0.2]), f64([0.7, 0.1, 0.2]))
-    torch.testing.assert_close(got, f64([0.0, 1.0, 0.0]))
-    torch.testing.assert_close(
-        residual(f64([0.5, 0.3, 0.2]), f64([0.0, 0.0, 1.0])), f64([0.625, 0.375, 0.0])
-    )
-
-
 def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
     p = f64([0.5, 0.25, 0.25])
     assert torch.equal(residual(p, p.clone()), p)

@@ -1,5 +1,5 @@
-"""What a law means, against a plain reading of its definition; and that no draw leaves the
-support."""
+"""What a law means, against a plain reading of its definition; that no draw leaves the support; and
+log-probabilities of equals and of no numbers."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ import torch
 
 from dspark.decoding import sampling
 from dspark.decoding.at_once import drawn
+from dspark.decoding.logprobs import prompt_logprobs, token_logprobs
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import (
     SamplingColumns,
@@ -327,3 +328,11 @@ def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
             np.arange(1, 8),
         )
         assert together[row].tolist() == alone.tolist()
+
+
+def test_equals_go_to_the_lower_id_and_a_row_that_is_not_numbers_is_an_error() -> None:
+    flat = torch.zeros(1, 4)
+    assert token_logprobs(flat, [3], 20)[0].top_ids == (0, 1, 2, 3), "as many as there are"
+    assert prompt_logprobs(flat, [3], 4).ranks.tolist() == [1]
+    with pytest.raises(FloatingPointError):
+        prompt_logprobs(torch.full((1, 4), math.nan), [0], 1)

@@ -21,16 +21,6 @@ def engine(golden_drafter: Path) -> DraftEngine:
     return draft_engine(golden_drafter)
 
 
-def test_draws_are_keyed_by_the_request_and_the_anchor(engine: DraftEngine) -> None:
-    cursor = fill(engine, 1, [0] * 20)
-    params = SamplingParams(temperature=3.0, seed=11)
-    first = engine.draft([item(cursor, params)])[0]
-    assert engine.draft([item(cursor, params)])[0].token_ids == first.token_ids
-    other = engine.draft([item(cursor, SamplingParams(temperature=3.0, seed=12))])[0]
-    assert other.token_ids != first.token_ids
-    assert other.q.arrays()[0][0].tolist() == first.q.arrays()[0][0].tolist(), "one law at slot 1"
-
-
 @pytest.mark.parametrize("entries", [1, 5])
 def test_entries_of_a_distribution_follow_the_configuration_while_it_runs(
     engine: DraftEngine, entries: int

@@ -138,10 +138,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "base": ({"llama.rope.freq_base": "x"}, 'llama.rope.freq_base: .*found "x"'),
     "scale": ({"llama.logit_scale": 0.5}, "llama.logit_scale: 0.5 is not supported"),
-    "a list for a token": (
-        {"tokenizer.ggml.eot_token_id": [1]},
-        r"eot_token_id: .*found \[1\]",
-    ),
+    "a list for a token": ({"tokenizer.ggml.eot_token_id": [1]}, r"eot_token_id: .*found \[1\]"),
     "a token of nobody": (
         {"tokenizer.ggml.eos_token_id": 288},
         "eos_token_id: .*to 287, found 288",
@@ -158,10 +155,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         'llama.context_length: .*found "long"',
     ),
     "scaling": ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn'"),
-    "no vocabulary": (
-        {"tokenizer.ggml.tokens": None},
-        "tokenizer.ggml.tokens: no list of tokens",
-    ),
+    "no vocabulary": ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens: no list of tokens"),
     "tokenizer": ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml: .*bert"),
 }
 

@@ -186,11 +186,7 @@ def test_links_of_a_hub_cache_and_in_the_folder_are_followed(drafter: Path, tmp_
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"fc.weight": "a.safetensors"},
-        {"no.such.weight": "a.safetensors"},
-        {"lm_head.weight": None},
-    ],
+    [{"fc.weight": "a.safetensors"}, {"no.such.weight": "a.safetensors"}, {"lm_head.weight": None}],
     ids=["elsewhere", "invented", "left out"],
 )
 def test_an_index_says_what_the_files_say(drafter: Path, change: dict[str, str | None]) -> None:

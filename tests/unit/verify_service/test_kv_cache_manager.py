@@ -20,13 +20,7 @@ class Memory:
 
     def __init__(self, pages: int) -> None:
         self.said: list[Written | None] = [None] * (pages * SIZE)
-        self.holdings = KVCacheManager(
-            pages=pages,
-            page_size=SIZE,
-            most=64,
-            store=None,
-            kept=pages,
-        )
+        self.holdings = KVCacheManager(pages=pages, page_size=SIZE, most=64, store=None, kept=pages)
         self.spared = 0
 
     def take_in(

@@ -117,12 +117,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(load: Load) -> None:
     engine = load(step_prefill_tokens=24, prefix_cache=False)
     # 9, 7, 20 and 3 tokens
-    prompts = {
-        2: PROMPT[:9],
-        3: PROMPT[4:11],
-        4: PROMPT[::-1],
-        5: PROMPT[2:5],
-    }
+    prompts = {2: PROMPT[:9], 3: PROMPT[4:11], 4: PROMPT[::-1], 5: PROMPT[2:5]}
     alone = {n: take_in(engine, n + 100, prompt) for n, prompt in prompts.items()}
     texts = {1: [*PROMPT, take_in(engine, 1, PROMPT)]}
     for sequence, prompt in prompts.items():
