@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from coordinator.simulation.virtual_loop import run_virtual
+from dspark.runtime.telemetry import Metrics
 
 IN_REAL_TIME = {"test_http_connections.py", "test_process_config.py"}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -123,13 +123,10 @@ def test_four_bits_and_blocks_at_an_edge() -> None:
     ]
 
 
-def unquantised(tmp_path: Path) -> Path:
-    save_drafter(load_drafter(SHIPPED), tmp_path / "plain", dtype=torch.float32)
-    return tmp_path / "plain"
-
-
 def test_an_unquantised_copy_drafts_the_same_and_keeps_its_settings(tmp_path: Path) -> None:
-    before, after = load_drafter(SHIPPED), load_drafter(unquantised(tmp_path))
+    before = load_drafter(SHIPPED)
+    save_drafter(before, tmp_path / "plain", dtype=torch.float32)
+    after = load_drafter(tmp_path / "plain")
     assert {name: tensor.tolist() for name, tensor in before.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in after.state_dict().items()
     }

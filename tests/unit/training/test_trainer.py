@@ -37,13 +37,9 @@ Run = Callable[..., Settings]
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors")
-
-
-@pytest.fixture(scope="module")
-def run_in(samples: Path, golden_target: Path) -> Run:
+def run_in(tmp_path_factory: pytest.TempPathFactory, golden_target: Path) -> Run:
     """Settings of a short run in a folder."""
+    samples = random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors")
     return partial(short_run, samples, golden_target)
 
 

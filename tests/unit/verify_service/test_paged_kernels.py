@@ -24,11 +24,6 @@ PAGE = 4
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def target(golden_target: Path) -> LoadedTarget:
-    return load_target(golden_target)
-
-
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
     cases = self_test.expected(target)

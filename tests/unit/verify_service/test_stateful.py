@@ -150,7 +150,7 @@ def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
         first = 0
         for key, ids in blocks.items():
             count = len(ids) - starts[key]
-            whole = plain_taps(target, taps, ids)
+            whole = plain(target, ids), taps.collect()[0]
             torch.testing.assert_close(
                 made.logits[first : first + count], whole[0][starts[key] :], **CLOSE
             )
@@ -166,10 +166,6 @@ def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
         }
     together = [count for count in seen if count > 1]
     assert together == [] if single else together.count(3) >= 3
-
-
-def plain_taps(model: Any, taps: TargetTaps, ids: list[int]) -> tuple[Tensor, Tensor]:
-    return plain(model, ids), taps.collect()[0]
 
 
 def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand() -> None:

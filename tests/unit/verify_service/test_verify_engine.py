@@ -17,11 +17,6 @@ from verify_service.batch_runner import FeatureRun
 from verify_service.engine import VerifyEngine
 
 
-@pytest.fixture
-def engine(load: Callable[..., VerifyEngine]) -> VerifyEngine:
-    return load(kv_tokens=2048, prefill_chunk=4)
-
-
 def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
     """Projected taps by one plain forward of the whole sequence."""
     model, projection = load_target(target).model, load_drafter(drafter)
