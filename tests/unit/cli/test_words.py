@@ -109,9 +109,7 @@ FAILS = (
 @pytest.mark.parametrize(
     ("words", "code"), [((*MAIN, "--help"), 0), ((*MAIN, "--version"), 0), (("-c", FAILS), 1)]
 )
-def test_a_command_ends_with_its_own_code_whoever_reads_it_on(
-    words: tuple[str, ...], code: int
-) -> None:
+def test_a_command_ends_with_its_own_code_whoever_reads(words: tuple[str, ...], code: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = _python(*words, stdout=writer)

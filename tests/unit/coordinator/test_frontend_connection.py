@@ -21,12 +21,14 @@ from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell
 
 
-async def attached(cell: RoundsCell) -> FrontendConnection:
+async def attached() -> tuple[RoundsCell, FrontendConnection]:
+    cell = RoundsCell()
     members: Any = SimpleNamespace(
         verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
     )
     local = LocalCell(cell.admission, members, parse_policy("off"))
-    return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
+    hello = frontend_pb2.FrontendHello(name="f")
+    return cell, FrontendConnection(local, hello, cell.clock, cell.metrics)
 
 
 def submit(number: int, tokens: int, **more: Any) -> frontend_pb2.FrontendBatch:
@@ -63,8 +65,7 @@ async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Fai
 
 
 async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 12))
     await cell.finish(*[state for states in cell.admission._requests.values() for state in states])
     tokens, batches = await heard(attachment, 1)
@@ -74,8 +75,7 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
 
 async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_UNSENT", 5)
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 90))
     await cell.until(lambda: not attachment.requests)
     assert not cell.admission.running
@@ -87,8 +87,7 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
 
 
 async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    _, attachment = await attached()
     attachment.heard(submit(1, 12))
     late = submit(2, 12)
     late.submits[0].waited_us = 2**64 - 1
@@ -99,8 +98,8 @@ async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> No
 
 
 async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted() -> None:
-    cell = RoundsCell()
-    attachment, batch = await attached(cell), frontend_pb2.FrontendBatch()
+    cell, attachment = await attached()
+    batch = frontend_pb2.FrontendBatch()
     for number, wrong in enumerate(({}, {"top_p": 7.0}, {}, {}, {"stop": ["x"]}), 1):
         batch.MergeFrom(submit(number, 12, **wrong))
     batch.submits[2].request.text = "words"
@@ -118,7 +117,7 @@ async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted()
 
 
 async def test_a_number_that_is_used_twice_breaks_the_protocol() -> None:
-    attachment = await attached(RoundsCell())
+    _, attachment = await attached()
     attachment.heard(submit(1, 90))
     with pytest.raises(PeerError, match="call 1 is running already"):
         attachment.heard(submit(1, 90))
@@ -126,8 +125,7 @@ async def test_a_number_that_is_used_twice_breaks_the_protocol() -> None:
 
 
 async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 90))
     await asyncio.sleep(0.1)
     attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0)]))

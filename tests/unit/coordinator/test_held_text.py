@@ -80,9 +80,7 @@ def test_what_was_shown_before_and_after_is_the_whole(
 
 @pytest.mark.parametrize("held", [0, 1, 3])
 @pytest.mark.parametrize("late", ["", "more"])
-def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_again(
-    held: int, late: str
-) -> None:
+def test_an_answer_that_its_text_ended_ends_the_same_when_told_again(held: int, late: str) -> None:
     """The journal knows that it stopped and not at which string, and what was committed before the
     stop was found."""
     said = tuple(TOKENIZER.encode("aéé"))

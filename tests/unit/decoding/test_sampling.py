@@ -226,9 +226,7 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
         SamplingParams(1.0, min_p=0.3, top_p=0.9, top_k=4),
     ],
 )
-def test_a_draft_imitates_the_truncation_of_the_law_as_far_as_its_entries_reach(
-    params: SamplingParams,
-) -> None:
+def test_a_draft_is_cut_as_the_law_as_far_as_its_entries_reach(params: SamplingParams) -> None:
     logits = rows(30, 40, 21)
     whole = distribution(logits, SamplingColumns.of([params]))
     ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 40)

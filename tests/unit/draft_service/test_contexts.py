@@ -116,9 +116,7 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(
-    drafter: BlockDrafter,
-) -> None:
+def test_scattered_contexts_are_gathered_and_padding_is_no_garbage(drafter: BlockDrafter) -> None:
     store = scattered(drafter)
     keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
     assert (lengths.tolist(), room) == ([9, 60], 0)

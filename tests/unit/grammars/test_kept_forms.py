@@ -429,9 +429,7 @@ def test_what_is_kept_whole_and_can_end_is_served(
     of(grammars.compile(Constraint(kind, text), ""))
 
 
-def test_a_code_of_two_digits_in_a_grammar_is_a_character(
-    grammars: Grammars, tokenizer: Any
-) -> None:
+def test_a_code_of_two_digits_in_a_form_is_a_character(grammars: Grammars, tokenizer: Any) -> None:
     text = r'root ::= "\\x24a\x24" [\x41-\x43] # \x24a'
     assert fits(grammars, tokenizer, Constraint(KIND.GRAMMAR, text), r"\x24a$B")
 

@@ -155,9 +155,7 @@ def respelled(folder: Path, source: Path = DRAFTER) -> Path:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(
-    tmp_path: Path, inside: bool
-) -> None:
+def test_pairs_of_the_speculators_format_are_reordered_once(tmp_path: Path, inside: bool) -> None:
     def change(settings: dict[str, Any]) -> None:
         where = settings["transformer_layer_config"] if inside else settings
         where["rope_is_neox_style"] = False

@@ -242,9 +242,7 @@ def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
     assert told(alone).draft_s == told(beside).draft_s > told(shared).draft_s
 
 
-def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lane_is_looked_at_anew_after_news_or_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[PlannedLane] = []
     computed = LaneOptions._computed
     monkeypatch.setattr(

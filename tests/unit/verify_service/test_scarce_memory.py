@@ -188,9 +188,7 @@ def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
 @pytest.mark.parametrize(
     ("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)]
 )
-def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
-    load: Load, bad: set[int], behind: bool
-) -> None:
+def test_a_failed_pass_costs_only_who_fails_alone(load: Load, bad: set[int], behind: bool) -> None:
     engine = load(prefix_cache=False)
     items = decoding(engine, 5)
     fragile = Fragile(engine, behind=behind)
