@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests.faults.pair import FLAT
+from tests.faults.pair import FLAT, ROOT
 
 DSPARK = (sys.executable, "-m", "dspark.cli.main")
 SYNTHETIC = ("up", "--engine", "synthetic", "--synthetic", str(FLAT))
@@ -38,6 +38,12 @@ def dspark(*words: str, environment: Mapping[str, str] = {}, within_s: float = L
     ran = run(*words, environment=environment, within_s=within_s)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def python(program: str, *words: str) -> str:
+    """What a program prints in a process of its own."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
 
 
 def forked(*words: str, said: Path) -> ForkServerProcess:

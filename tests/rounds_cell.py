@@ -7,10 +7,9 @@ of `wrong_every`. Every wait costs nothing, and a run is a function of what the 
 
 import asyncio
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputQueue
@@ -24,7 +23,6 @@ from coordinator.requests.request import Request
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.verifier import SimulatedVerifier
-from coordinator.simulation.virtual_loop import run_virtual
 from coordinator.simulation.world import Device, Hops, KVShape, World
 from dspark.rounds.control import Down, Listener, PassReport, Up
 from dspark.rounds.events import RoundReport
@@ -35,8 +33,6 @@ from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import SamplingParams
 from tests.fakes import VOCAB, after, answer_of, read
 
-T = TypeVar("T")
-P = ParamSpec("P")
 D = TypeVar("D", bound=Down)
 U = TypeVar("U", bound=Up)
 SLOTS = 4
@@ -177,7 +173,7 @@ class Tampered:
 
 
 class RoundsCell:
-    """Make it inside a virtual loop, see `virtual`."""
+    """Make it inside a virtual loop, see `tests/unit/coordinator/conftest.py`."""
 
     def __init__(
         self,
@@ -337,21 +333,3 @@ class RoundsCell:
         held = any(port.port.held or port.port.pages.held for port in self.ports)
         rows = any(drafter.rows for drafter in self.drafters)
         return not (held or rows or any(map(len, self.lanes)) or any(self.load.values()))
-
-
-def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        return run_virtual(_without_noise(test(*args, **kwargs)))
-
-    return run
-
-
-async def _without_noise(work: Coroutine[Any, Any, T]) -> T:
-    """Nothing goes wrong where nobody waits for it."""
-    wrong: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
-    try:
-        return await work
-    finally:
-        assert not wrong, wrong

@@ -2,13 +2,13 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.commands import python
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {"draft_service", "verify_service", "coordinator", "deploy", "benchmarks"}
@@ -160,10 +160,7 @@ def test_light_entry_points_load_neither_torch_nor_ray(module: str) -> None:
         f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in "
         "sys.modules])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert result.stdout.strip() == "[]"
+    assert python(code).strip() == "[]"
 
 
 def test_the_client_needs_grpc_and_protobuf_alone() -> None:
@@ -176,7 +173,7 @@ def test_the_client_needs_grpc_and_protobuf_alone() -> None:
         "import dspark.client, dspark.cli.main\n"
         "dspark.cli.main.build_parser()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    python(code)
 
 
 def _packages() -> dict[str, set[str]]:

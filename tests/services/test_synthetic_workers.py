@@ -1,8 +1,6 @@
 """Synthetic workers behind real services, fed by a real coordinator."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from draft_service.config import DraftConfig
 from dspark.client import AsyncClient
 from dspark.errors import ConfigError, Unsupported
 from dspark.runtime import worker
+from tests.commands import python
 from tests.services.cell import Cell
 from tests.synthetic_file import synthetic_file
 from verify_service import process as verify_process
@@ -123,7 +122,4 @@ def test_a_synthetic_worker_never_loads_torch(pair: str) -> None:
         "metrics_port=None))\n    await one.stop(0.0)\n    await two.stop(0.0)\n"
         "asyncio.run(main())\nprint([m for m in ('torch', 'transformers') if m in sys.modules])\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == "[]"
+    assert python(code).splitlines()[-1] == "[]"

@@ -62,9 +62,7 @@ def test_a_number_is_read(text: str) -> None:
         ["--timeout", "inf"],
     ],
 )
-def test_the_command_line_bends_no_number(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_bends_no_number(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         build_parser().parse_args(["generate", "a prompt", *words])
     assert stopped.value.code == 2

@@ -148,18 +148,14 @@ def test_prefixes_are_found_by_content_and_salt_up_to_the_last_full_page() -> No
     pool.open("a", 11, 20)
     cache.enter(ids, "tenant", pool.pages("a"), rows=True)
     assert cache.match(ids, "tenant", needs_rows=True) == pool.pages("a")[:2]
-    assert cache.match(ids[:8], "tenant", needs_rows=True) == pool.pages("a")[:1], (
-        "one token is left to run"
-    )
+    assert cache.match(ids[:8], "tenant", needs_rows=True) == pool.pages("a")[:1], "one is to run"
     assert cache.match([*ids[:5], 1, *ids[6:]], "tenant", needs_rows=True) == pool.pages("a")[:1]
     assert cache.match([1, *ids[1:]], "tenant", needs_rows=True) == []
     assert cache.match(ids, "another", needs_rows=True) == []
     assert PrefixCache(pool, 0).match(ids, "tenant", needs_rows=True) == []
 
 
-def test_pages_without_rows_serve_only_those_who_need_none_and_are_replaced_by_better_ones() -> (
-    None
-):
+def test_pages_without_rows_serve_only_who_needs_none_and_are_replaced_by_better_ones() -> None:
     pool = KVBlockPool(16, 4)
     cache = PrefixCache(pool, pool.total)
     ids = list(range(9))

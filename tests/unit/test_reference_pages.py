@@ -1,5 +1,7 @@
-"""The reference pages say what the code says today, and leave nothing unexplained."""
+"""The reference pages say what the code says today, and leave nothing unexplained; every message
+that the troubleshooting page explains is one that the code can say."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +32,23 @@ def test_every_row_has_a_meaning(page: Path) -> None:
     ]
     assert rows
     assert not [row for row in rows if row.endswith("|  |")]
+
+
+ROOMS = ("dspark", "coordinator", "verify_service", "draft_service", "deploy")
+HEADINGS = re.findall(
+    r"^### `(.+)`$", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), re.M
+)
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    return "\n".join(
+        path.read_text(encoding="utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py")
+    )
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_the_message_exists(heading: str, sources: str) -> None:
+    pieces = [re.escape(piece.strip()) for piece in heading.split("…") if piece.strip()]
+    assert pieces
+    assert re.search(r"[^\n]*".join(pieces), sources), heading

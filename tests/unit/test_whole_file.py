@@ -25,9 +25,7 @@ def test_who_reads_meanwhile_finds_what_was_there(tmp_path: Path, lasts: bool) -
 
 
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
-def test_of_a_block_that_fails_nothing_is_left(
-    tmp_path: Path, failure: type[BaseException]
-) -> None:
+def test_of_a_failed_block_nothing_is_left(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "file"
     for before in ([], [path]):
         for each in before:

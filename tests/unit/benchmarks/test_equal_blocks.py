@@ -49,11 +49,9 @@ def test_without_coins_the_leading_agreement_counts() -> None:
 
 def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:
     model = model_of(FAMILIES["qwen3"])
-    tokens, blocks, params = (
-        [3, 1, 4, 1, 5],
-        [(9, 2, 6), (9, 2, 7), (8,)],
-        SamplingParams(1.0, top_k=20),
-    )
+    tokens = [3, 1, 4, 1, 5]
+    blocks = [(9, 2, 6), (9, 2, 7), (8,)]
+    params = SamplingParams(1.0, top_k=20)
     together = probs_behind(model, tokens, blocks, params)
     for block, probs in zip(blocks, together, strict=True):
         (alone,) = probs_behind(model, [*tokens, *block], [()], params)

@@ -173,9 +173,7 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
         ({"rate": 1e-9, "duration_s": 1.0, "warmup": 2}, "rate"),
     ],
 )
-def test_a_plan_that_says_too_little_or_too_much_is_refused(
-    wrong: dict[str, float], field: str
-) -> None:
+def test_a_plan_of_too_little_or_too_much_is_refused(wrong: dict[str, float], field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         LoadPlan(**wrong)  # type: ignore[arg-type]
 

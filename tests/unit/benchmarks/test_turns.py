@@ -26,8 +26,8 @@ class Bench:
         return SPEED.get(policy, 40.0) * 0.98 ** len(self.asked)
 
 
-def _run(bench: Bench, book: Book, turns: int = 3) -> dict[str, dict[str, object]]:
-    return asyncio.run(Tournament("part", bench.rate, book, turns).run([8]))
+def _run(bench: Bench, book: Book) -> dict[str, dict[str, object]]:
+    return asyncio.run(Tournament("part", bench.rate, book, 3).run([8]))
 
 
 def test_the_far_behind_leave_after_a_turn_and_the_adaptive_one_stays() -> None:

@@ -66,9 +66,7 @@ def _begin(prompts: Path, target: Path, options: str = "") -> _Chain:
         ("--cache", "cache: .* begun with False, not True"),
     ],
 )
-def test_the_setting_that_differs_is_named(
-    words: str, said: str, prompts: Path, golden_target: Path
-) -> None:
+def test_what_differs_is_named(words: str, said: str, prompts: Path, golden_target: Path) -> None:
     _begin(prompts, golden_target)
     with pytest.raises(ConfigError, match=re.compile(f"^{said}")):
         _begin(prompts, golden_target, words)

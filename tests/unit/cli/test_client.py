@@ -275,9 +275,7 @@ def _awaited(annotation: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["break", "close", "client"])
-def test_leaving_early_ends_the_request_on_the_server(
-    service: Counter, client: Client, how: str
-) -> None:
+def test_leaving_early_ends_it_on_the_server(service: Counter, client: Client, how: str) -> None:
     if how == "break":
         for _ in client.generate([1], max_tokens=10_000, request_id="slow-break"):
             break
@@ -315,9 +313,7 @@ def test_every_status_has_its_exception(
         assert caught.value.retry_after_s == 0.25
 
 
-def test_unavailable_before_the_first_token_is_tried_again(
-    service: Counter, client: Client
-) -> None:
+def test_unavailable_before_a_first_token_is_tried_again(service: Counter, client: Client) -> None:
     assert client.complete([3], max_tokens=1, request_id="once").token_ids == (3,)
     assert service.calls == 2
 
@@ -455,7 +451,7 @@ async def test_the_async_client_says_the_same(service: Counter) -> None:
         await until(lambda: "slow-async" in service.ended)
 
 
-async def test_closing_a_stream_that_another_task_reads_is_cancelled_for_the_reader(
+async def test_a_stream_closed_by_another_task_is_cancelled_for_its_reader(
     service: Counter,
 ) -> None:
     for closed in ("stream", "client", "reader"):
@@ -474,9 +470,7 @@ async def test_closing_a_stream_that_another_task_reads_is_cancelled_for_the_rea
                 await reading
 
 
-async def test_a_stream_whose_reader_gave_up_waiting_does_not_look_complete(
-    service: Counter,
-) -> None:
+async def test_a_stream_whose_reader_gave_up_does_not_look_complete(service: Counter) -> None:
     async with AsyncClient(service.endpoint) as client:
         stream = client.generate([1], max_tokens=1000, request_id="slow-async-waited")
         await anext(stream)

@@ -87,7 +87,7 @@ def test_help_names_kinds_of_values_and_defaults(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"]
 )
-def test_debug_shows_the_traceback(
+def test_debug_shows_tracebacks(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,10 +215,7 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("generate hi", NO_CLUSTER),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
-        (
-            "sd --endpoint 127.0.0.1:9 --serve nowhere",
-            "dspark: serve: 'nowhere' is not host:port\n",
-        ),
+        ("sd --endpoint 127.0.0.1:9 --serve nowhere", "dspark: serve: 'nowhere' is not host:port"),
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),
         ("status --endpoint 127.0.0.1:9", "dspark: the coordinator at 127.0.0.1:9 is unreachable"),
@@ -294,9 +291,7 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     assert found["draft_cost"] is None
 
 
-def test_serve_options_are_the_keys_of_the_configuration(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_serve_options_are_keys_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "verify", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--page-size" in said
@@ -304,9 +299,7 @@ def test_serve_options_are_the_keys_of_the_configuration(
     assert main(["serve", "verify", "--no-such-key", "1"]) == 2
 
 
-def test_a_process_that_is_reaped_while_one_looks_is_not_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_reaped_while_one_looks_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = _ended_pid()
     # as if it had still been there to be signalled
     monkeypatch.setattr(os, "kill", lambda pid, number: None)

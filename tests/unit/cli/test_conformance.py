@@ -190,9 +190,7 @@ def test_a_broken_case_file_fails_and_the_others_still_count(
     assert ", 1 failed" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_runs_without_a_fitting_target_fail(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_without_their_target_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(folder / "target_qwen3")
     assert run(folder) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 8 failed, 0 skipped"

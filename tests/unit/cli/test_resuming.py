@@ -1,9 +1,7 @@
 """When a client goes on with a broken stream, when it gives up, and what it asks for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -41,7 +39,7 @@ class Broken(grpc.RpcError):
             return event
         raise self
 
-    def __aiter__(self) -> Broken:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> None:
@@ -105,7 +103,7 @@ def test_it_asks_for_what_each_answer_lacks(monkeypatch: pytest.MonkeyPatch) -> 
     assert stream.resumed == 1
 
 
-def test_pauses_grow_until_the_time_is_over_and_news_start_them_anew(
+def test_pauses_grow_until_the_end_and_news_start_them_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Asked(monkeypatch, Broken(), Broken(), Broken(chunk((1,), 0)))
@@ -130,11 +128,7 @@ def test_the_deadline_of_the_request_comes_first(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "code",
-    [
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.INTERNAL,
-    ],
+    [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL],
 )
 def test_what_trying_again_cannot_help_is_the_client_s_to_see(
     code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch
@@ -157,27 +151,17 @@ def test_a_full_queue_ends_a_new_request_and_holds_up_one_that_comes_back(
     assert asked.pauses == [0.1, 0.3]
 
 
-def test_a_stream_that_is_closed_while_it_pauses_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = Asked(monkeypatch)
-    stream = stream_of(asked)
-    monkeypatch.setattr(synchronous.time, "sleep", lambda _: stream.close())
-    with pytest.raises(Cancelled):
-        next(stream)
-    with pytest.raises(Cancelled):
-        next(stream)
-    assert len(asked.messages) == 1
-
-
-async def test_nor_is_one_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(monkeypatch)
-    stream = stream_of(asked, AsyncStream)
-
+async def test_a_stream_closed_in_a_pause_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(_: float) -> None:
-        stream.close()
+        other.close()
 
+    asked, asked_too = Asked(monkeypatch), Asked(monkeypatch)
+    stream, other = stream_of(asked), stream_of(asked_too, AsyncStream)
+    monkeypatch.setattr(synchronous.time, "sleep", lambda _: stream.close())
     monkeypatch.setattr(asynchronous, "asyncio", SimpleNamespace(sleep=sleep))
-    with pytest.raises(Cancelled):
-        await anext(stream)
-    assert len(asked.messages) == 1
+    for _ in range(2):
+        with pytest.raises(Cancelled):
+            next(stream)
+        with pytest.raises(Cancelled):
+            await anext(other)
+    assert len(asked.messages) == len(asked_too.messages) == 1

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from dspark.cli.train import build_parser
 from dspark.errors import DsparkError
 from dspark.training.disk import write_rows
 from dspark.training.settings import RegenerationSettings, Settings
+from tests.commands import python
 
 REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
 
@@ -69,10 +68,7 @@ def test_reading_the_command_line_loads_no_torch() -> None:
         "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' "
         "in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "False"
+    assert python(code) == "False\n"
 
 
 def test_a_signal_ends_several_workers_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:

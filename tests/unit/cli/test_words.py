@@ -109,9 +109,7 @@ FAILS = (
 @pytest.mark.parametrize(
     ("words", "code"), [((*MAIN, "--help"), 0), ((*MAIN, "--version"), 0), (("-c", FAILS), 1)]
 )
-def test_a_command_ends_with_its_own_code_whoever_reads_it_on(
-    words: tuple[str, ...], code: int
-) -> None:
+def test_a_command_ends_with_its_own_code_whoever_reads(words: tuple[str, ...], code: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = _python(*words, stdout=writer)
@@ -135,9 +133,7 @@ def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.Monkey
     assert shown(said) == ("a\tb\n\\x1b]0;owned\\x07 \\x9b2J ü" if terminal else said)
 
 
-def test_what_the_encoding_of_stdout_lacks_is_written_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_encoding_of_stdout_lacks_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(words: list[str]) -> int:
         print("naïve 日本")
         return 0

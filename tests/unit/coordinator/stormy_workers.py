@@ -80,9 +80,7 @@ class StormyVerifier(SimulatedVerifier):
         if isinstance(action, Released):
             self.seen[action.why.value if action.why is not None else ""] += 1
             key = (action.sequence, action.epoch)
-            assert self._reported[key] == self._drawn[key] == action.rounds, (
-                "R6: what was drawn is reported"
-            )
+            assert self._reported[key] == self._drawn[key] == action.rounds, "R6: as it was drawn"
         carry_out(action)
 
     def _send_order(self, action: SendOrder) -> None:
@@ -91,16 +89,12 @@ class StormyVerifier(SimulatedVerifier):
             key = (row.sequence, row.epoch)
             sequence = self._rounds.sequence(row.sequence)
             if sequence is not None:  # else it made room right afterwards
-                assert sequence.ahead <= self._rounds.plan.window, (
-                    "R8: not farther ahead than the window"
-                )
+                assert sequence.ahead <= self._rounds.plan.window, "R8: not beyond the window"
             assert (*key, row.committed_len) not in self._ordered, "R4: one order for an anchor"
             self._ordered.add((*key, row.committed_len))
             assert 1 <= row.slots <= SLOTS
             rows = None if drafter is None else drafter.rows.get((self.facts.name, *key))
-            assert rows is None or row.first_row <= rows or key in self.forgotten, (
-                "R11: rows without a gap"
-            )
+            assert rows is None or row.first_row <= rows or key in self.forgotten, "R11: no gap"
         super()._send_order(action)
 
     def _run(self, action: RunPass) -> None:

@@ -57,11 +57,7 @@ def test_nothing_outside_is_reached_and_no_failure_escapes(source: str) -> None:
     ("name", "content", "named"),
     [
         ("chat_template.jinja", b"{% for %}", "chat template is not valid"),
-        (
-            "chat_template.jinja",
-            b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}",
-            "chat template is not valid",
-        ),
+        ("chat_template.jinja", b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "is not valid"),
         ("chat_template.jinja", b"\xff", r"chat_template\.jinja cannot be read"),
         ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json cannot be read"),
     ],

@@ -13,7 +13,7 @@ from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.rounds.control import Admission, PassReport, Started, Up
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 from tests.fakes import answer_of
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 
 def ask(
@@ -37,7 +37,6 @@ async def read(states: list[RequestState]) -> dict[int, list[int]]:
     return got
 
 
-@virtual
 async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
     cell = RoundsCell(max_running=1, max_queued=3)
     ask(cell, 3, "first")  # one runs, two wait
@@ -51,7 +50,6 @@ async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
         ask(cell, 1, "first")
 
 
-@virtual
 async def test_an_error_of_one_answer_ends_the_request() -> None:
     cell = RoundsCell(sink=1)
     states = ask(cell, 3, max_tokens=40)  # nobody reads
@@ -64,7 +62,6 @@ async def test_an_error_of_one_answer_ends_the_request() -> None:
     assert cell.clean()
 
 
-@virtual
 async def test_an_abort_ends_what_has_not_ended() -> None:
     cell = RoundsCell()
     states = ask(cell, 3, max_tokens=90)
@@ -76,7 +73,6 @@ async def test_an_abort_ends_what_has_not_ended() -> None:
     assert cell.clean()
 
 
-@virtual
 async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() -> None:
     cell = RoundsCell()
     states = ask(cell, 3, max_tokens=90)
@@ -89,7 +85,6 @@ async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() 
     assert cell.clean()
 
 
-@virtual
 async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request() -> None:
     cell = RoundsCell()
     states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
@@ -100,7 +95,6 @@ async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_reque
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-@virtual
 async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(
     more: int,
 ) -> None:
@@ -122,7 +116,6 @@ async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_re
 @pytest.mark.parametrize(
     "scored", [ScoredPrompt.joined((), 1), ScoredPrompt(*[np.ones(1)] * 2, *[np.ones((1, 2))] * 2)]
 )
-@virtual
 async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(
     scored: ScoredPrompt,
 ) -> None:
@@ -151,7 +144,6 @@ def test_numbers_of_several_answers_add_up() -> None:
     assert RequestStats.together([one]) == one
 
 
-@virtual
 async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> None:
     cell = RoundsCell()
     cell.port.hold()
@@ -167,7 +159,6 @@ async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> No
 
 
 @pytest.mark.parametrize("in_line", [True, False])
-@virtual
 async def test_answers_do_not_wait_for_a_first_that_left(in_line: bool) -> None:
     cell = RoundsCell(max_prefills=1)
     cell.port.hold()
@@ -183,7 +174,6 @@ async def test_answers_do_not_wait_for_a_first_that_left(in_line: bool) -> None:
     assert cell.clean()
 
 
-@virtual
 async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> None:
     cell = RoundsCell(pages=60)
     pages = cell.port.port.pages
@@ -199,7 +189,6 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     assert cell.clean()
 
 
-@virtual
 async def test_requests_with_the_same_prompt_do_not_wait_for_each_other() -> None:
     cell = RoundsCell()
     cell.port.hold()

@@ -76,9 +76,7 @@ def test_a_drafter_that_does_not_fit_is_told_what_differs(
         (replace(DRAFTER, vocab_size=0), "draft/0 says vocab_size: 0, and at least 1 is wanted"),
     ],
 )
-def test_what_no_worker_can_be_is_told_by_the_field(
-    facts: VerifierFacts | DrafterFacts, says: str
-) -> None:
+def test_what_no_worker_can_be_is_told(facts: VerifierFacts | DrafterFacts, says: str) -> None:
     assert senseless(facts) == says
     assert senseless(VERIFIER) is senseless(DRAFTER) is None
 

@@ -17,8 +17,7 @@ def judged(verified: int, kept: int, *, accepted: int, label: str = "") -> Judge
     return JudgedRound(said, accepted, label=label)
 
 
-def test_labels_count_their_own_rounds() -> None:
-    metrics = Metrics()
+def test_labels_count_their_own_rounds(metrics: Metrics) -> None:
     counts = RoundCounts(metrics)
     counts.judged(judged(4, 3, accepted=3, label="code"))
     counts.judged(judged(2, 2, accepted=0, label="prose"))
@@ -35,14 +34,11 @@ def test_labels_count_their_own_rounds() -> None:
     assert metrics.value("label_generation_tokens_total", label="code") == 5
     assert metrics.value("generation_tokens_total") == 12
     assert metrics.value("label_accepted_tokens_total", label="prose") == 0
-    assert metrics.value("label_draft_tokens_total", label="") == 0, (
-        "whoever gave none is counted under none"
-    )
+    assert metrics.value("label_draft_tokens_total", label="") == 0, "none given, none counted"
     assert metrics.value("rounds_total") == 4
 
 
-def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
-    metrics = Metrics()
+def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots(metrics: Metrics) -> None:
     counts = RoundCounts(metrics)
     counts.judged(judged(3, 3, accepted=1))
     counts.tell()
@@ -51,14 +47,12 @@ def test_what_was_promised_is_the_sum_of_survivals_of_verified_slots() -> None:
     assert metrics.value("spec_decode_num_expected_tokens_total") == pytest.approx(1.3), "told once"
 
 
-def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_without_end_become_one(monkeypatch: pytest.MonkeyPatch, metrics: Metrics) -> None:
     monkeypatch.setattr(telemetry, "MOST_LABELS", 2)
-    metrics = Metrics()
     assert [*map(metrics.bounded_label, "abcad")] == ["a", "b", "other", "a", "other"]
 
 
-def test_a_status_carries_counters_over_all_labels_and_plain_buckets() -> None:
-    metrics = Metrics()
+def test_a_status_carries_counters_over_all_labels_and_plain_buckets(metrics: Metrics) -> None:
     metrics.requests.labels(outcome="stop").inc(2)
     metrics.requests.labels(outcome="length").inc(3)
     for seconds in (0.0005, 0.03, 0.03, 1000.0):

@@ -13,7 +13,7 @@ from coordinator.lanes.watch import RoundPart
 from coordinator.watching.explaining import price, step_of, told
 from dspark.wire.v1 import control_pb2 as wire
 from tests.fakes import answer_of
-from tests.rounds_cell import RoundsCell, ToyPair, virtual
+from tests.rounds_cell import RoundsCell, ToyPair
 
 
 async def explained(policy: str, **settings: Any) -> list[RoundPart]:
@@ -26,13 +26,10 @@ async def explained(policy: str, **settings: Any) -> list[RoundPart]:
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:2", "threshold:0.95", "off"])
-@virtual
 async def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
     found = [told(part) for part in await explained(policy)]
     whole = answer_of((5, 6), 40)
-    assert [token for each in found for token in each.token_ids] == whole[1:], (
-        "the first is the prefill's"
-    )
+    assert [token for each in found for token in each.token_ids] == whole[1:], "but the prefill's"
     sizes = [len(each.token_ids) for each in found]
     assert [each.offset for each in found] == [1 + sum(sizes[:at]) for at in range(len(found))]
     assert [each.round for each in found] == list(range(1, len(found) + 1))
@@ -56,7 +53,6 @@ def test_the_live_page_has_a_sentence_for_every_reason() -> None:
     assert sentences == {*REASONS.values(), "policy_off", "distrusted", "left_out"}
 
 
-@virtual
 async def test_what_ended_a_prefix_is_told() -> None:
     whys = {
         policy: {told(part).why for part in await explained(policy)}
@@ -70,7 +66,6 @@ async def test_what_ended_a_prefix_is_told() -> None:
     assert origins == of_blocks | {wire.ORIGIN_PLAIN}
 
 
-@virtual
 async def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
     parts = await explained("adaptive", pair=ToyPair(wrong_every=1000))
     priced = [part for part in parts if price(part.round) is not None and told(part).slots]
@@ -84,7 +79,6 @@ async def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
         assert gains == sorted(gains, reverse=True)
 
 
-@virtual
 async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:
     cell = RoundsCell(pair=ToyPair(wrong_every=1), draft_ms=25, sink=1 << 20)
     found = []
@@ -101,7 +95,6 @@ async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:
     assert {step_of(each).plain for each in plain if not each.plan.sequences} == {True}
 
 
-@virtual
 async def test_a_cohort_in_numbers() -> None:
     cell = RoundsCell()
     with cell.explain.cell() as watch:

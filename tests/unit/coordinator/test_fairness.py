@@ -11,7 +11,7 @@ from coordinator.queue.scheduler import LEAST_HINT_S
 from coordinator.queue.waiting_queue import ANSWER, MOST_TENANTS, PROMPT
 from dspark.errors import Overloaded
 from tests.fakes import read
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 
 def held(cell: RoundsCell) -> RoundsCell:
@@ -20,7 +20,6 @@ def held(cell: RoundsCell) -> RoundsCell:
     return cell
 
 
-@virtual
 async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> None:
     running, longest, prompt = 3, 12, 4
     cell = RoundsCell(max_running=running)
@@ -45,7 +44,6 @@ async def test_the_gap_between_tenants_that_wait_stays_within_the_bound() -> Non
     assert cell.clean()
 
 
-@virtual
 async def test_idleness_is_no_credit() -> None:
     cell = RoundsCell(max_running=1)
     await cell.finish(*[cell.ask((seed,), max_tokens=10, tenant="busy") for seed in range(10)])
@@ -61,7 +59,6 @@ async def test_idleness_is_no_credit() -> None:
     await cell.finish(running)
 
 
-@virtual
 async def test_a_full_line_refuses_whoever_fills_it() -> None:
     cell = held(RoundsCell(max_running=1, max_queued=8))
     flood = [cell.ask(tenant="flood") for _ in range(9)]
@@ -82,7 +79,6 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
     assert cell.clean()
 
 
-@virtual
 async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> None:
     cell = RoundsCell(max_running=1, max_queued=1)
 
@@ -106,7 +102,6 @@ async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> 
     assert await hint_s() <= max(longest_s, LEAST_HINT_S), "an hour without requests is no wait"
 
 
-@virtual
 async def test_waiting_for_a_first_place_has_an_end() -> None:
     cell = held(RoundsCell(max_running=1, queue_deadline_s=4.0))
     running, waiting = cell.ask(), cell.ask()
@@ -123,7 +118,6 @@ async def test_waiting_for_a_first_place_has_an_end() -> None:
     await cell.answered(running, late)
 
 
-@virtual
 async def test_what_another_answer_of_the_request_began_is_not_given_up() -> None:
     """The end of one answer by an error is that of all, also of those that are being read."""
     cell = held(RoundsCell(max_running=2, max_queued=2, queue_deadline_s=4.0))
@@ -137,7 +131,6 @@ async def test_what_another_answer_of_the_request_began_is_not_given_up() -> Non
     assert cell.metrics.value("requests_total", outcome="length") == 4
 
 
-@virtual
 async def test_a_tenant_that_has_a_request_is_not_forgotten() -> None:
     cell = RoundsCell(max_running=2)
     cell.admission._shares._settled["runs"] = 5.0  # less than anybody's
@@ -150,7 +143,6 @@ async def test_a_tenant_that_has_a_request_is_not_forgotten() -> None:
     await cell.finish(*states)
 
 
-@virtual
 async def test_a_tenant_with_nobody_running_does_not_wait_for_others_to_end() -> None:
     cell = held(RoundsCell(max_running=8))
     for _ in range(12):

@@ -1,4 +1,5 @@
-"""What the coordinator holds of one front end, with a cell made of arithmetic behind it."""
+"""What the coordinator holds of one front end, with a cell made of arithmetic behind it, and that
+what it tells its coordinator fits into messages that are let in."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,21 +10,25 @@ import pytest
 from coordinator.cells import frontends as room
 from coordinator.cells.frontends import FrontendConnection
 from coordinator.cells.local_cell import LocalCell
+from coordinator.frontend.link import BATCH_BYTES, CoordinatorConnection
 from coordinator.lanes.monitor import Monitor
 from dspark.client.request import write_request
 from dspark.errors import Overloaded, PeerError
 from dspark.rounds.policy import parse_policy
-from dspark.wire.v1 import frontend_pb2
+from dspark.runtime.telemetry import Metrics
+from dspark.wire.v1 import frontend_pb2, generate_pb2
 from tests.fakes import answer_of
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 
-async def attached(cell: RoundsCell) -> FrontendConnection:
+async def attached() -> tuple[RoundsCell, FrontendConnection]:
+    cell = RoundsCell()
     members: Any = SimpleNamespace(
         verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
     )
     local = LocalCell(cell.admission, members, parse_policy("off"))
-    return FrontendConnection(local, frontend_pb2.FrontendHello(name="f"), cell.clock, cell.metrics)
+    hello = frontend_pb2.FrontendHello(name="f")
+    return cell, FrontendConnection(local, hello, cell.clock, cell.metrics)
 
 
 def submit(number: int, tokens: int, **more: Any) -> frontend_pb2.FrontendBatch:
@@ -59,10 +64,8 @@ async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Fai
     return failed
 
 
-@virtual
 async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 12))
     await cell.finish(*[state for states in cell.admission._requests.values() for state in states])
     tokens, batches = await heard(attachment, 1)
@@ -70,11 +73,9 @@ async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:
     assert batches == 1
 
 
-@virtual
 async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_UNSENT", 5)
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 90))
     await cell.until(lambda: not attachment.requests)
     assert not cell.admission.running
@@ -85,10 +86,8 @@ async def test_a_front_end_that_does_not_read_is_let_go(monkeypatch: pytest.Monk
     assert not cell.admission.running
 
 
-@virtual
 async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    _, attachment = await attached()
     attachment.heard(submit(1, 12))
     late = submit(2, 12)
     late.submits[0].waited_us = 2**64 - 1
@@ -98,10 +97,9 @@ async def test_a_request_that_waited_for_ages_costs_its_own_answer_alone() -> No
     attachment.close()
 
 
-@virtual
 async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted() -> None:
-    cell = RoundsCell()
-    attachment, batch = await attached(cell), frontend_pb2.FrontendBatch()
+    cell, attachment = await attached()
+    batch = frontend_pb2.FrontendBatch()
     for number, wrong in enumerate(({}, {"top_p": 7.0}, {}, {}, {"stop": ["x"]}), 1):
         batch.MergeFrom(submit(number, 12, **wrong))
     batch.submits[2].request.text = "words"
@@ -118,19 +116,16 @@ async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted()
     attachment.close()
 
 
-@virtual
 async def test_a_number_that_is_used_twice_breaks_the_protocol() -> None:
-    attachment = await attached(RoundsCell())
+    _, attachment = await attached()
     attachment.heard(submit(1, 90))
     with pytest.raises(PeerError, match="call 1 is running already"):
         attachment.heard(submit(1, 90))
     attachment.close()
 
 
-@virtual
 async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() -> None:
-    cell = RoundsCell()
-    attachment = await attached(cell)
+    cell, attachment = await attached()
     attachment.heard(submit(1, 90))
     await asyncio.sleep(0.1)
     attachment.heard(frontend_pb2.FrontendBatch(finishes=[frontend_pb2.Finish(call=1, index=0)]))
@@ -140,3 +135,18 @@ async def test_an_answer_that_its_text_ended_is_freed_and_not_spoken_of_again() 
     batch = await attachment.next()
     assert not batch.ended
     assert not batch.failed
+
+
+async def test_requests_share_a_message_only_up_to_its_bound() -> None:
+    link = CoordinatorConnection(
+        frontend_pb2.FrontendHello(name="frontend/0"), asyncio.get_running_loop(), Metrics()
+    )
+    sizes = [BATCH_BYTES // 2, BATCH_BYTES // 3, BATCH_BYTES // 2, 2 * BATCH_BYTES, 10, 10]
+    for number, size in enumerate(sizes):
+        request = generate_pb2.GenerateRequest(text="x" * size)
+        link.send("submits", frontend_pb2.Submit(call=number, request=request))
+    told = aiter(link)
+    batches = [await anext(told) for _ in range(4)]
+    calls = [[submit.call for submit in batch.submits] for batch in batches]
+    assert calls == [[0, 1], [2], [3], [4, 5]]
+    assert [batch.number for batch in batches] == [1, 2, 3, 4]

@@ -63,9 +63,7 @@ def test_what_was_shown_before_and_after_is_the_whole(
     stops = (stop,) if stop else ()
     whole = reader(stops, 0)
     first = read(whole, pieces_of(ids, sizes, ends))
-    assert len(told(first)[0]) == len(told(first)[2]), (
-        "one log-probability for each token that is told"
-    )
+    assert len(told(first)[0]) == len(told(first)[2]), "one log-probability for each token"
     for messages in range(len(first) + 1):  # after each of them the stream may break
         before = told(first[:messages])
         held = len(before[0])
@@ -82,9 +80,7 @@ def test_what_was_shown_before_and_after_is_the_whole(
 
 @pytest.mark.parametrize("held", [0, 1, 3])
 @pytest.mark.parametrize("late", ["", "more"])
-def test_an_answer_that_its_text_ended_ends_in_the_same_way_when_it_is_told_again(
-    held: int, late: str
-) -> None:
+def test_an_answer_that_its_text_ended_ends_the_same_when_told_again(held: int, late: str) -> None:
     """The journal knows that it stopped and not at which string, and what was committed before the
     stop was found."""
     said = tuple(TOKENIZER.encode("aéé"))

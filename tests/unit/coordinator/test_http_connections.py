@@ -37,9 +37,9 @@ class Application:
     """/ answers, /held when it is let go, /said with what was sent, /stream is told without an
     end, /gone waits for its client to leave."""
 
-    def __init__(self, counted: Metrics) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         config = SimpleNamespace(max_unread_s=0.2, http="127.0.0.1:0", cors_origin=[PAGE])
-        processor = SimpleNamespace(metrics=counted)
+        processor = SimpleNamespace(metrics=metrics)
         self.api: Any = SimpleNamespace(config=config, processor=processor, security=Security())
         self.held = asyncio.Event()
         self.running = 0
@@ -71,17 +71,12 @@ class Application:
 
 
 @pytest.fixture
-def counted() -> Metrics:
-    return Metrics()
+def application(metrics: Metrics) -> Application:
+    return Application(metrics)
 
 
-@pytest.fixture
-def application(counted: Metrics) -> Application:
-    return Application(counted)
-
-
-def dropped(counted: Metrics, why: str) -> float:
-    return counted.value("dropped_total", kind="connection", reason=why)
+def dropped(metrics: Metrics, why: str) -> float:
+    return metrics.value("dropped_total", kind="connection", reason=why)
 
 
 @pytest.fixture
@@ -126,17 +121,17 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
 
 
 async def test_quiet_connections_take_no_room_from_requests(
-    connect: Connect, counted: Metrics
+    connect: Connect, metrics: Metrics
 ) -> None:
     quiet = [await connect() for _ in range(MOST * server_module.CONNECTIONS)]
     reader, _ = await connect(GET % b"/")
     assert (await _head(reader))[0] == 200
     assert await quiet[0][0].read() == b"", "the one that has been quiet longest makes room"
-    assert dropped(counted, "room") == 1
+    assert dropped(metrics, "room") == 1
 
 
 async def test_a_connection_without_a_head_in_time_ends(
-    connect: Connect, counted: Metrics, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEAD_S", 0.1)
     silent, dripping = await connect(), await connect(b"GET / HT")
@@ -147,7 +142,7 @@ async def test_a_connection_without_a_head_in_time_ends(
         for reader, _ in (silent, dripping, again):
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-    assert dropped(counted, "head") == 3
+    assert dropped(metrics, "head") == 3
 
 
 @pytest.mark.parametrize(
@@ -162,7 +157,7 @@ async def test_a_connection_without_a_head_in_time_ends(
     ],
 )
 async def test_a_head_without_an_end_ends_its_connection(
-    connect: Connect, counted: Metrics, begun: bytes, more: bytes
+    connect: Connect, metrics: Metrics, begun: bytes, more: bytes
 ) -> None:
     reader, writer = await connect(begun)
     with contextlib.suppress(ConnectionError):
@@ -170,16 +165,16 @@ async def test_a_head_without_an_end_ends_its_connection(
             writer.write(more * (connection_module.HEAD_BYTES // len(more)))
             await writer.drain()
         assert await reader.read() == b""
-    await until(lambda: dropped(counted, "head_bytes") == 1)
+    await until(lambda: dropped(metrics, "head_bytes") == 1)
 
 
 async def test_what_is_no_request_is_counted_and_not_logged(
-    connect: Connect, counted: Metrics, caplog: pytest.LogCaptureFixture
+    connect: Connect, metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         reader, _ = await connect(b"\x16\x03\x01 a handshake of TLS\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
-    assert dropped(counted, "malformed") == 3
+    assert dropped(metrics, "malformed") == 3
     assert not caplog.records
 
 
@@ -230,9 +225,7 @@ async def test_a_client_that_closes_has_left(
     await until(lambda: not (application.running or server._server.server_state.connections))
 
 
-async def test_a_request_that_is_cut_short_is_none(
-    connect: Connect, application: Application
-) -> None:
+async def test_a_request_cut_short_is_none(connect: Connect, application: Application) -> None:
     head = b"POST /gone HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
     reader, writer = await connect(head + b"x")
     await until(lambda: application.running == 1)
@@ -268,7 +261,7 @@ async def test_offers_are_read_again_once_each(connect: Connect) -> None:
 
 
 async def test_requests_beyond_the_bound_hear_when_to_come_back(
-    connect: Connect, application: Application, counted: Metrics
+    connect: Connect, application: Application, metrics: Metrics
 ) -> None:
     running = [await connect(GET % b"/held") for _ in range(MOST)]
     await until(lambda: application.running == MOST)
@@ -281,7 +274,7 @@ async def test_requests_beyond_the_bound_hear_when_to_come_back(
     status, _, body = await _head(other)
     assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
     assert json.loads(body)["type"] == "error", "in Anthropic's shape"
-    assert counted.value("admission_rejections_total", reason="http_requests") == 2
+    assert metrics.value("admission_rejections_total", reason="http_requests") == 2
     application.held.set()
     for each, _ in running:
         assert (await _head(each))[0] == 200
@@ -293,7 +286,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
     server: HttpServer,
     address: tuple[str, int],
     application: Application,
-    counted: Metrics,
+    metrics: Metrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.socket() as client:
@@ -305,7 +298,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
         # it.
         await until(lambda: application.said == ["closed"])
         await until(lambda: not (application.running or server._server.server_state.connections))
-    assert counted.value("slow_readers_cut_total") == 1
+    assert metrics.value("slow_readers_cut_total") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -328,22 +321,22 @@ def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_listener_with_few_descriptors_keeps_few_quiet_connections(
-    few_descriptors: None, connect: Connect, application: Application, counted: Metrics
+    few_descriptors: None, connect: Connect, application: Application, metrics: Metrics
 ) -> None:
     running, _ = await connect(GET % b"/held")
     await until(lambda: application.running)
     quiet = [await connect() for _ in range(6)]
     assert await quiet[0][0].read() == b""
-    assert dropped(counted, "room") > 0
+    assert dropped(metrics, "room") > 0
     application.held.set()
     assert (await _head(running))[0] == 200, "who is being answered stays"
     exhausted = {"message": "socket.accept() out of system resource"}
     asyncio.get_running_loop().call_exception_handler(exhausted)
-    assert dropped(counted, "no_descriptors") == 1
+    assert dropped(metrics, "no_descriptors") == 1
 
 
 async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
-    counted: Metrics, monkeypatch: pytest.MonkeyPatch
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the event loop complains: many times for one connection, as long as it waits."""
     loop, said = asyncio.get_running_loop(), list[object]()
@@ -352,7 +345,7 @@ async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
     others: list[object] = []
     loop.set_exception_handler(lambda _, context: others.append(context["message"]))
     exhausted = server_module.Exhausted(
-        loop, counted.dropped.labels(kind="connection", reason="no_descriptors").inc
+        loop, metrics.dropped.labels(kind="connection", reason="no_descriptors").inc
     )
     for _ in range(500):
         error = OSError(24, "Too many open files")
@@ -361,7 +354,7 @@ async def test_what_cannot_be_taken_is_counted_and_told_once_a_second(
         )
     loop.call_exception_handler({"message": "another"})
     assert (said, others) == (["http.no_descriptors"], ["another"])
-    assert dropped(counted, "no_descriptors") == 500
+    assert dropped(metrics, "no_descriptors") == 500
     exhausted.stop()
     loop.call_exception_handler({"message": "a third"})
     assert others == ["another", "a third"]

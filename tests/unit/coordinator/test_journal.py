@@ -102,7 +102,7 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
 
 
 def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: Metrics
 ) -> None:
     failed = threading.Event()
 
@@ -110,7 +110,6 @@ def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
         failed.set()
         raise OSError(errno.EIO, "Input/output error")
 
-    metrics = Metrics()
     file = JournalFile(tmp_path, sync="interval", sync_s=0.01, segment_bytes=1 << 20)
     journal = Journal(file, keep_s=60.0, metrics=metrics)
     entry = journal.open(request())
@@ -130,9 +129,7 @@ def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
     file.close()
 
 
-def test_a_file_of_another_format_is_told_of_and_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_format_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # one that no test before this one has configured
     monkeypatch.setattr(journal_file, "log", structlog.get_logger())
     other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)
@@ -245,8 +242,7 @@ def test_the_highest_epoch_that_began_and_what_ended_outlive_every_process(
         journal.close()
 
 
-def test_those_nobody_runs_are_bounded_by_number() -> None:
-    metrics = Metrics()
+def test_those_nobody_runs_are_bounded_by_number(metrics: Metrics) -> None:
     journal = Journal(None, keep_s=1e9, metrics=metrics)
     for number in range(2 * MAX_KEPT + 10):  # however many come between two searches
         journal.left(journal.open(request(f"r{number}")))
@@ -264,8 +260,7 @@ def test_one_process_writes_a_folder(tmp_path: Path) -> None:
     on_disk(tmp_path).close()
 
 
-def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path) -> None:
-    metrics = Metrics()
+def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path, metrics: Metrics) -> None:
     journal = on_disk(tmp_path, metrics=metrics)
     entry = journal.open(request())
     os.close(journal._file._descriptor)

@@ -9,12 +9,10 @@ import structlog
 from coordinator.lanes import lane, lane_drafters
 from coordinator.planning.watchdog import PAUSE_S
 from dspark.rounds.control import DrafterAt, Use
-from dspark.rounds.events import (
-    DrafterEvent,
-)
+from dspark.rounds.events import DrafterEvent
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Constraint, ConstraintKind, Draws, SamplingParams
-from tests.rounds_cell import RoundsCell, ToyPair, virtual
+from tests.rounds_cell import RoundsCell, ToyPair
 
 
 def left_out(cell: RoundsCell) -> float:
@@ -22,7 +20,6 @@ def left_out(cell: RoundsCell) -> float:
     return cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name)
 
 
-@virtual
 async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
     cell = RoundsCell()
     states = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
@@ -39,7 +36,6 @@ async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
     assert cell.clean()
 
 
-@virtual
 async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one() -> None:
     cell = RoundsCell(drafters=3)
     states = [cell.ask((seed, 3), max_tokens=60) for seed in range(6)]
@@ -54,10 +50,7 @@ async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one()
     assert cell.clean()
 
 
-@virtual
-async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_who_is_there() -> (
-    None
-):
+async def test_r10_a_drafter_that_only_this_process_lost_drafts_on_for_who_is_there() -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.06)
@@ -74,7 +67,6 @@ async def test_r10_a_drafter_that_only_this_process_lost_goes_on_drafting_for_wh
     assert cell.clean()
 
 
-@virtual
 async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_one() -> None:
     """While rounds are plain its verifier may have no connection to it, and cannot tell."""
     cell = RoundsCell(drafters=2, draft_ms=25, pair=ToyPair(wrong_every=1), sink=1 << 20)
@@ -89,10 +81,7 @@ async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_
     assert {state.last_drafter for state in late} == {other.facts.name}
 
 
-@virtual
-async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> (
-    None
-):
+async def test_a_drafter_without_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].room = 0
     states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(8)]
@@ -102,7 +91,6 @@ async def test_a_drafter_that_had_no_room_for_many_at_once_is_asked_again_as_soo
     await cell.until(lambda: all(state.stats.drafted for state in states), within_s=4.0)
 
 
-@virtual
 async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> None:
     cell = RoundsCell(drafters=2)
     states = [cell.ask((seed, 3), max_tokens=90) for seed in range(4)]
@@ -119,7 +107,6 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
     assert all(state.stats.drafted > 40 for state in states)
 
 
-@virtual
 async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
     cell = RoundsCell()
     cell.drafters[0].silent = True
@@ -135,7 +122,6 @@ async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another
 @pytest.mark.parametrize(
     ("form", "alarms"), [(None, 1), (Constraint(ConstraintKind.REGEX, "[0-9]*"), 0)]
 )
-@virtual
 async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refuses_is_not(
     form: Constraint | None, alarms: int
 ) -> None:
@@ -147,7 +133,6 @@ async def test_a_drafter_of_no_use_is_left_out_and_one_whose_drafts_a_form_refus
     assert found == alarms
 
 
-@virtual
 async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_too() -> None:
     """To draft for one of so many does not pay; a trial is no question of that."""
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), draft_ms=12)
@@ -158,7 +143,6 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     await cell.until(lambda: left_out(cell) == 0, within_s=PAUSE_S + 3.0, each_s=0.05)
 
 
-@virtual
 async def test_a_trial_drafts_whole_blocks_from_its_admission_on() -> None:
     cell = RoundsCell()
     cell.lane._drafters.lost(1, "malformed")
@@ -172,7 +156,6 @@ async def test_a_trial_drafts_whole_blocks_from_its_admission_on() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@virtual
 async def test_of_a_drafter_that_left_no_fault_and_no_recovery_is_told(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +175,6 @@ async def test_of_a_drafter_that_left_no_fault_and_no_recovery_is_told(
     assert left_out(cell) == 0
 
 
-@virtual
 async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed() -> None:
     """Nor does it draft whole blocks of what is no use: its lane goes on planning for it."""
     cell = RoundsCell(sink=1 << 20, pair=ToyPair(wrong_every=1), bypass=False)
@@ -204,7 +186,6 @@ async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed(
     assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
 
 
-@virtual
 async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
     cell = RoundsCell()
     exact = cell.ask(max_tokens=150)

@@ -4,20 +4,13 @@ import asyncio
 
 import pytest
 
-from dspark.errors import (
-    Unavailable,
-)
+from dspark.errors import Unavailable
 from dspark.rounds.control import Admission, PassReport
-from dspark.rounds.events import (
-    How,
-    Release,
-    Released,
-)
+from dspark.rounds.events import How, Release, Released
 from tests.fakes import read
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 
-@virtual
 async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() -> None:
     cell = RoundsCell()
     states = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
@@ -42,7 +35,6 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
     assert cell.clean()
 
 
-@virtual
 async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
     cell = RoundsCell()
     states = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
@@ -56,7 +48,6 @@ async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
 
 
 @pytest.mark.parametrize("serves", [True, False])
-@virtual
 async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_without_end(
     serves: bool,
 ) -> None:
@@ -76,7 +67,6 @@ async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_wit
 
 
 @pytest.mark.parametrize("back", [True, False])
-@virtual
 async def test_an_answer_that_has_begun_goes_on_under_its_own_target_alone(back: bool) -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=90)
@@ -95,7 +85,6 @@ async def test_an_answer_that_has_begun_goes_on_under_its_own_target_alone(back:
             await read(state)
 
 
-@virtual
 async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
     cell = RoundsCell(verifiers=2, max_running=1, verifier_wait_s=20.0)
     runs, waits = cell.ask(max_tokens=3000), cell.ask(max_tokens=9)
@@ -117,10 +106,7 @@ async def test_while_every_verifier_drains_it_is_as_without_one() -> None:
     await cell.answered(runs, cell.ask(max_tokens=9))
 
 
-@virtual
-async def test_the_wait_for_a_verifier_begins_when_the_last_one_drains_not_at_an_earlier_loss() -> (
-    None
-):
+async def test_the_wait_for_a_verifier_begins_when_the_last_drains_not_at_a_loss_before() -> None:
     cell = RoundsCell(verifiers=2, max_running=1, verifier_wait_s=20.0)
     runs, waits = cell.ask(max_tokens=30_000), cell.ask(max_tokens=9)
     cell.lose_verifier()
@@ -136,7 +122,6 @@ async def test_the_wait_for_a_verifier_begins_when_the_last_one_drains_not_at_an
     assert cell.admission._outage is None, "nobody waits"
 
 
-@virtual
 async def test_answers_that_end_together_with_their_verifier_leave_the_others_theirs() -> None:
     """The end of one, lost too often, is that of the other one, in the middle of handing back."""
     cell = RoundsCell(max_handovers=1)
@@ -160,7 +145,6 @@ async def test_answers_that_end_together_with_their_verifier_leave_the_others_th
     assert cell.clean()
 
 
-@virtual
 async def test_a_verifier_that_leaves_keeps_who_ends_in_time() -> None:
     cell = RoundsCell()
     old = cell.ask(max_tokens=20)

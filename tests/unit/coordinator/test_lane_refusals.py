@@ -15,18 +15,12 @@ from dspark.errors import (
     Unsupported,
 )
 from dspark.rounds.control import Admission, PassReport, Up
-from dspark.rounds.events import (
-    How,
-    Release,
-    Released,
-    Why,
-)
+from dspark.rounds.events import How, Release, Released, Why
 from dspark.types import Refusal, RefusalReason
 from tests.fakes import read
-from tests.rounds_cell import RoundsCell, Tampered, virtual
+from tests.rounds_cell import RoundsCell, Tampered
 
 
-@virtual
 async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     cell = RoundsCell(max_prefills=2)
     states = [cell.ask((seed, *range(200)), max_tokens=3) for seed in range(6)]
@@ -37,7 +31,6 @@ async def test_prefills_go_a_few_at_a_time_in_order() -> None:
     assert order == sorted(order)
 
 
-@virtual
 async def test_the_youngest_makes_room_and_comes_back() -> None:
     cell = RoundsCell(pages=70)
     states = [cell.ask((seed, 3), max_tokens=100) for seed in range(4)]
@@ -51,10 +44,7 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     assert cell.clean()
 
 
-@virtual
-async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_again_under_another_epoch() -> (
-    None
-):
+async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_under_another_epoch() -> None:
     cell = RoundsCell(pages=70)
     first = cell.ask((4, 3), max_tokens=150)
     await asyncio.sleep(0.4)
@@ -97,7 +87,6 @@ def refuse_once(
     port.in_reports(once)
 
 
-@virtual
 async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
     cell = RoundsCell()
     refuse_once(cell.port, RefusalReason.NO_PAGES, "the verifier is draining")
@@ -106,7 +95,6 @@ async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_f
     assert (state.sequence.epoch, state.handovers) == (1, 0)
 
 
-@virtual
 async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_for_it_now() -> None:
     cell = RoundsCell(max_handovers=0)
     state = cell.ask(max_tokens=60)
@@ -118,15 +106,12 @@ async def test_an_answer_that_has_begun_waits_for_a_verifier_that_has_no_time_fo
     await cell.until(lambda: state.sequence.epoch == 2)
     began, other = asyncio.get_running_loop().time(), cell.ask(max_tokens=4)
     await cell.finish(other)
-    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, (
-        "nobody else waits for that"
-    )
+    assert asyncio.get_running_loop().time() - began < 0.9 * FORM_RETRY_S, "nobody else waits"
     await cell.answered(state)
     assert (state.sequence.epoch, state.handovers) == (2, 0)
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-@virtual
 async def test_of_several_answers_one_waits_for_a_busy_verifier_once_another_is_shown(
     busy: int,
 ) -> None:
@@ -159,19 +144,13 @@ AGAIN = "begun 3 times, and refused again: not these; the answer stands at offse
         ("BUSY", NOT_THESE, Overloaded, "not these"),
         ("INVALID", NOT_THESE, PeerError, "the verifier refused a prompt: not these"),
         ("INTERNAL", NOT_THESE, PeerError, AGAIN),
-        (
-            "UNKNOWN_SEQUENCE",
-            NOT_THESE,
-            Unavailable,
-            "begun 3 .*, and refused again: not these; .*",
-        ),
+        ("UNKNOWN_SEQUENCE", NOT_THESE, Unavailable, AGAIN),
         ("INVALID", "constraint: no such rule", InvalidRequest, "^constraint: no such rule"),
         ("INVALID", f"constraint: {NO_RULE}", Unsupported, "^constraint: no such rule"),
         ("INVALID", "sampling.top_k: none", InvalidRequest, r"^sampling_params\.top_k: none"),
         ("INVALID", f"sampling.n: {NO_RULE}", Unsupported, r"^sampling_params\.n: no such rule"),
     ],
 )
-@virtual
 async def test_who_is_refused_hears_why_under_the_name_of_the_field(
     why: str, said: str, error: type[DsparkError], told: str
 ) -> None:

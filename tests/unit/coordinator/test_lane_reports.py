@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 
-from dspark.errors import (
-    PeerError,
-)
+from dspark.errors import PeerError
 from dspark.rounds.control import Admission, PassReport
-from dspark.rounds.events import (
-    Acknowledged,
-    RoundReport,
-)
+from dspark.rounds.events import Acknowledged, RoundReport
 from tests.fakes import answer_of, read
-from tests.rounds_cell import RoundsCell, ToyPair, virtual, with_rows
+from tests.rounds_cell import RoundsCell, ToyPair, with_rows
 
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
 
-@virtual
 async def test_several_policies_share_the_rounds_of_a_lane() -> None:
     cell = RoundsCell()
     states = [
@@ -37,7 +31,6 @@ async def test_several_policies_share_the_rounds_of_a_lane() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-@virtual
 async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=max_tokens)
@@ -57,7 +50,6 @@ async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: i
 
 
 @pytest.mark.parametrize("window", [0, 1, 2])
-@virtual
 async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window: int) -> None:
     cell = RoundsCell(window=window)
     state = cell.ask(max_tokens=400, policy="off")
@@ -69,12 +61,9 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
     reports = cell.port.news(PassReport)
     assert {len(each.report.rounds) for each in reports} == {1}
     beyond = len(reports) - (known - 2)
-    assert 0 <= beyond <= window + 1, (
-        "the round that was running, and as many more as a verifier may run ahead"
-    )
+    assert 0 <= beyond <= window + 1, "the round that ran, and as many as a verifier may run ahead"
 
 
-@virtual
 async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
     cell = RoundsCell()
     happened: list[str] = []
@@ -91,9 +80,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
         told = ["acknowledged" for each in orders if isinstance(each, Acknowledged)]
         happened.extend(told)
         if told and cell.lane.states:
-            assert written[-1] == cell.lane.states[0].answer.committed_len, (
-                "all that is acknowledged is written"
-            )
+            assert written[-1] == cell.lane.states[0].answer.committed_len, "all of it is written"
         tell_port(orders)
 
     cell.port.port.tell = told
@@ -112,7 +99,6 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
 
 
 @pytest.mark.parametrize("bug", ["news", "settle", "look_at"])
-@virtual
 async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_before_is_written(
     bug: str,
 ) -> None:
@@ -139,10 +125,7 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
     await cell.answered(state)
 
 
-@virtual
-async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_given_twice() -> (
-    None
-):
+async def test_r9_an_epoch_is_written_before_a_verifier_hears_of_it_and_never_twice() -> None:
     noted: list[int] = []
     written: list[int] = []
     cell = RoundsCell(write=lambda: written.extend(noted))
@@ -168,7 +151,6 @@ async def test_r9_an_epoch_is_written_before_the_verifier_hears_of_it_and_never_
 
 
 @pytest.mark.parametrize("fault", ["gap", "repeat", "length", "number"])
-@virtual
 async def test_r7_a_report_that_is_not_the_next_one_orphans_its_sequence(fault: str) -> None:
     cell, numbers = RoundsCell(), itertools.count(1)
 
@@ -201,7 +183,6 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@virtual
 async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_other(lie: str) -> None:
     cell = RoundsCell(pair=ToyPair(wrong_every=1000))
     victim, other = cell.ask(max_tokens=60), cell.ask((8, 9), max_tokens=40)
@@ -220,7 +201,6 @@ async def test_a_verifier_that_says_what_cannot_be_ends_that_request_and_no_othe
     assert all(0 <= token < 97 for token in shown)
 
 
-@virtual
 async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
     cell = RoundsCell(drafters=0)
     cell.port.in_rows(lambda row: row._replace(why_empty=f"x{row.round}"))
@@ -229,7 +209,6 @@ async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
     assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
 
 
-@virtual
 async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
     cell = RoundsCell()
     broken, fine = cell.ask(max_tokens=20), cell.ask((8, 9), max_tokens=20)

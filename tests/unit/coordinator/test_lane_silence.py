@@ -7,15 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from dspark.rounds.control import PassReport
-from dspark.rounds.events import (
-    How,
-    Release,
-    Released,
-)
-from tests.rounds_cell import RoundsCell, virtual, with_rows
+from dspark.rounds.events import How, Release, Released
+from tests.rounds_cell import RoundsCell, with_rows
 
 
-@virtual
 async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> None:
     cell = RoundsCell(verify_deadline_s=2.0)
     state = cell.ask(max_tokens=90)
@@ -30,7 +25,6 @@ async def test_a_verifier_that_says_nothing_is_let_go_after_its_deadline() -> No
     await cell.answered(state)
 
 
-@virtual
 async def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_of_it() -> None:
     cell = RoundsCell(prefill_deadline_s=3.0)
     port = cell.port
@@ -44,7 +38,6 @@ async def test_a_verifier_that_never_prefills_is_let_go_although_more_are_asked_
     assert 14 <= seed <= 20
 
 
-@virtual
 async def test_a_verifier_that_never_settles_a_sequence_loses_it() -> None:
     cell = RoundsCell(verify_deadline_s=2.0)
     stuck, other = cell.ask(max_tokens=60), cell.ask((8, 3), max_tokens=2000, policy="off")
@@ -73,7 +66,6 @@ def silent_about(number: int) -> Callable[[PassReport], list[PassReport]]:
     return tamper
 
 
-@virtual
 async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_does() -> None:
     cell = RoundsCell(verify_deadline_s=2.0)
     stuck = cell.ask(max_tokens=60, policy="fixed:2")
@@ -95,7 +87,6 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
 
 
 @pytest.mark.parametrize("left", [0, 1])
-@virtual
 async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left: int) -> None:
     cell = RoundsCell(verify_deadline_s=2.0)
     starved = cell.ask(max_tokens=60, policy="off")
@@ -108,7 +99,6 @@ async def test_nobody_moves_for_silence_while_the_verifier_has_no_page_left(left
     assert not other.sequence.epoch
 
 
-@virtual
 async def test_a_prompt_that_others_overtook_is_run_again() -> None:
     cell = RoundsCell(prefill_deadline_s=10.0)
     lost = cell.ask(max_tokens=4)
@@ -124,7 +114,6 @@ async def test_a_prompt_that_others_overtook_is_run_again() -> None:
 
 
 @pytest.mark.parametrize("others_get_on", [True, False])
-@virtual
 async def test_a_prompt_is_waited_for_while_prompts_get_on_and_else_run_again(
     others_get_on: bool,
 ) -> None:
@@ -149,7 +138,6 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on_and_else_run_again(
     assert slow.sequence.finished is not others_get_on
 
 
-@virtual
 async def test_a_prompt_that_gets_on_for_long_is_no_silence() -> None:
     cell = RoundsCell()
     cell.port.hold()

@@ -19,7 +19,7 @@ from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged, Action, How, Keep, Release
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from tests.fakes import answer_of, read
-from tests.rounds_cell import SLOTS, virtual
+from tests.rounds_cell import SLOTS
 from tests.unit.coordinator.stormy_workers import StormyCell
 
 POLICIES = ("adaptive", "fixed:2", "fixed:4", "threshold:0.95", "off")
@@ -222,12 +222,10 @@ async def weathered(seed: int) -> StormyCell:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@virtual
 async def test_answers_are_exact_and_nothing_is_left_behind(seed: int) -> None:
     await weathered(seed)
 
 
-@virtual
 async def test_storms_meet_everything() -> None:
     met = Counter[str]()
     for seed in range(4):

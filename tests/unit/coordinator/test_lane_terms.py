@@ -13,10 +13,9 @@ from dspark.rounds.control import Admission
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.runtime.telemetry import MOST_LABELS
 from dspark.types import Constraint, ConstraintKind, SamplingParams
-from tests.rounds_cell import RoundsCell, costs, virtual
+from tests.rounds_cell import RoundsCell, costs
 
 
-@virtual
 async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms() -> None:
     cell, form = RoundsCell(), Constraint(ConstraintKind.REGEX, "[0-9]*")
     for seed, constraint in enumerate((None, form, None, form)):
@@ -34,7 +33,6 @@ def modes(cell: RoundsCell, lane: str) -> list[float | None]:
     return [value("dspark_lane_mode", {"lane": lane, "mode": mode.value}) for mode in Mode]
 
 
-@virtual
 async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name() -> None:
     cell = RoundsCell()
     name, value = cell.lane.facts.name, cell.metrics.registry.get_sample_value
@@ -60,7 +58,6 @@ async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
-@virtual
 async def test_an_idle_lane_shows_how_it_ran(policy: str) -> None:
     cell = RoundsCell()
     await cell.answered(cell.ask(max_tokens=60, policy=policy))
@@ -68,7 +65,6 @@ async def test_an_idle_lane_shows_how_it_ran(policy: str) -> None:
     assert modes(cell, cell.lane.facts.name) == [float(mode is ran) for mode in Mode]
 
 
-@virtual
 async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None:
     cell = RoundsCell(max_running=80)
     states = [cell.ask(label=f"label{number}") for number in range(MOST_LABELS + 20)]
@@ -90,7 +86,6 @@ def terms_before(cell: RoundsCell, number: int) -> Terms:
     return [each for each in told if isinstance(each, Plan)][-1].terms_of(number)
 
 
-@virtual
 async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
     cell = RoundsCell()
     state = cell.ask(max_tokens=60, policy="fixed:2")
@@ -106,7 +101,6 @@ async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() 
     assert terms_before(cell, another.sequence.number).slots == 1
 
 
-@virtual
 async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay() -> None:
     cell = RoundsCell(sink=1 << 20, draft_ms=22)
 
@@ -139,7 +133,6 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
 
 
-@virtual
 async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
     cell = RoundsCell()
     states = [cell.ask((seed, 3), max_tokens=60, weight=1.0 + 2.0 * seed) for seed in (0, 1)]

@@ -2,7 +2,6 @@
 nothing."""
 
 import numpy as np
-import pytest
 
 from coordinator.lanes.monitor import LOOK_EVERY, VERSIONS, WINDOW, Monitor
 from dspark.runtime.telemetry import Metrics
@@ -15,11 +14,6 @@ SAFE = (SamplingParams(rule=Rule.COUPLED), SamplingParams(temperature=0.0, rule=
 def even(version: str, slots: int, drift: float = 0.0) -> Draws:
     each = slots // PLACES
     return Draws(version, each * PLACES, (each,) * PLACES, drift * slots, 0.2 * slots)
-
-
-@pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
 
 
 def test_honest_versions_stay_trusted(metrics: Metrics) -> None:

@@ -15,9 +15,7 @@ def conversation(turns: int, *, system: bool) -> list[Turn]:
 @pytest.mark.parametrize("system", [False, True])
 @pytest.mark.parametrize("turns", [1, 2, 3, 40])
 @pytest.mark.parametrize("room", [1, 3, 4, 20, 61, 79, 80, 200])
-def test_the_oldest_turns_are_left_out_and_no_more_than_need_be(
-    system: bool, turns: int, room: int
-) -> None:
+def test_the_oldest_turns_are_left_out_and_no_more(system: bool, turns: int, room: int) -> None:
     said, asked = conversation(turns, system=system), 0
 
     def encode(kept: list[Turn]) -> tuple[int, ...]:

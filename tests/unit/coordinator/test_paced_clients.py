@@ -12,7 +12,6 @@ from coordinator.reception.pacing import PacketPace, paced
 from dspark.errors import RequestCancelled, Unavailable
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1.generate_pb2 import GenerateResponse, GenerateStreamChunk
-from tests.rounds_cell import virtual
 
 T = TypeVar("T")
 
@@ -25,7 +24,6 @@ async def receive() -> dict[str, Any]:
     return {"type": "http.disconnect"}
 
 
-@virtual
 async def test_a_whole_answer_waits_for_the_end_of_its_term_no_longer_than_its_client() -> None:
     clock = asyncio.get_running_loop()
     began = clock.time()
@@ -38,7 +36,6 @@ async def test_a_whole_answer_waits_for_the_end_of_its_term_no_longer_than_its_c
     assert clock.time() - began < 2 * LEAVES_S
 
 
-@virtual
 async def test_nor_does_a_stream() -> None:
     closed = list[float]()
 
@@ -74,7 +71,6 @@ async def broken(*texts: T) -> AsyncGenerator[T]:
     raise Unavailable("the verifier was lost")
 
 
-@virtual
 async def test_what_was_said_is_sent_at_the_next_interval_and_before_an_error() -> None:
     said = [GenerateResponse(chunk=GenerateStreamChunk(token_ids=[token])) for token in (1, 2)]
     request: Any = SimpleNamespace(id="r", choices=1, max_tokens=TERM_TOKENS)
@@ -90,7 +86,6 @@ async def test_what_was_said_is_sent_at_the_next_interval_and_before_an_error() 
     assert came == {1: 0.1, 2: 0.2}
 
 
-@virtual
 async def test_events_are_sent_before_an_error_too() -> None:
     said, seen = (b"data: 1\n\n", b"data: 2\n\n"), list[bytes]()
 

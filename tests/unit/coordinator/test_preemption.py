@@ -6,10 +6,9 @@ from dataclasses import replace
 from coordinator.lanes.members import Members
 from coordinator.queue.waiting_queue import WaitingQueue
 from coordinator.simulation.world import KVShape
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 
-@virtual
 async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     cell = RoundsCell()
     states = [cell.ask((seed, 7), max_tokens=4) for seed in range(4)]
@@ -23,7 +22,6 @@ async def test_who_was_preempted_goes_before_everybody_younger() -> None:
     await cell.finish(*states)
 
 
-@virtual
 async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     cell = RoundsCell(pages=68)  # of 4 tokens
     cell.port.hold()
@@ -38,7 +36,6 @@ async def test_sequences_are_taken_in_by_what_they_hold() -> None:
     assert not small.fits(lone), "it would never end there, whatever the others hold now"
 
 
-@virtual
 async def test_whom_only_a_leaving_verifier_could_hold_delays_nobody() -> None:
     cell = RoundsCell(pages=100)
     cell.lane.drain(60.0)
@@ -54,7 +51,6 @@ async def test_whom_only_a_leaving_verifier_could_hold_delays_nobody() -> None:
     await cell.answered(large)
 
 
-@virtual
 async def test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others() -> None:
     cell = RoundsCell(pages=68)
     cell.port.hold()
@@ -67,7 +63,6 @@ async def test_who_waits_for_the_large_verifier_leaves_the_small_one_to_others()
     assert (cell.admission.running, cell.admission.queued) == (4, 1)
 
 
-@virtual
 async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     cell = RoundsCell(bypass=False)
     cell.drafters[0].room = 3
@@ -90,7 +85,6 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     await cell.until(lambda: drafting() == 3, within_s=20.0)
 
 
-@virtual
 async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
     cell = RoundsCell()
     cell.port.hold()

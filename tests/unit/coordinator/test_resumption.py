@@ -13,7 +13,6 @@ import pytest
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
 from coordinator.cells.journal import Journal
-from coordinator.cells.journal_file import JournalFile
 from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
@@ -24,7 +23,8 @@ from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams, ScoredToken
 from dspark.wire.v1 import generate_pb2
 from tests.fakes import answer_of
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
+from tests.unit.coordinator.test_journal import on_disk
 
 PROMPT, TOKENS = (5, 6), 40
 EXPECTED = answer_of(PROMPT, TOKENS)
@@ -105,7 +105,6 @@ def in_memory() -> Journal:
 
 
 @pytest.mark.parametrize("held", [1, 2, 11, 39])
-@virtual
 async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     journal = in_memory()  # what the next process reads
     first = await lost(journal, held)
@@ -113,9 +112,7 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
     # the last words may have got lost on their way
     second = Desk(journal, shown=[first.shown[0][:held]])
     call = second.resume()
-    assert all(state.sequence.epoch > epoch for state in call.states.values()), (
-        "no draw is used twice"
-    )
+    assert all(state.sequence.epoch > epoch for state in call.states.values()), "no draw used twice"
     assert all(state.begun for state in call.states.values()), "nobody displaces half an answer"
     assert all(state.answer.since_resumed == 0 for state in call.states.values())
     await second.read()
@@ -127,7 +124,6 @@ async def test_the_rest_comes_after_the_coordinator_was_lost(held: int) -> None:
 
 
 @pytest.mark.parametrize("back", [True, False])
-@virtual
 async def test_the_rest_is_drawn_by_the_target_that_began_it(back: bool) -> None:
     journal = in_memory()
     first = await lost(journal, 9)
@@ -146,14 +142,8 @@ async def test_the_rest_is_drawn_by_the_target_that_began_it(back: bool) -> None
             await second.read()
 
 
-@virtual
 async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
     """After every token, with nothing going on that could have written it since."""
-
-    def on_disk(folder: Path) -> Journal:
-        file = JournalFile(folder, sync="interval", sync_s=60.0, segment_bytes=1 << 20)
-        return Journal(file, keep_s=60.0, metrics=Metrics())
-
     journal = on_disk(tmp_path / "written")
     desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, window=0))
     desk.ask()
@@ -169,7 +159,6 @@ async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
     journal.close()
 
 
-@virtual
 async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_time() -> None:
     """A front end draws a seed for every message that brings none; draws of the first must go on,
     and never repeat."""
@@ -186,10 +175,7 @@ async def test_it_goes_on_under_the_seed_it_began_with_and_a_higher_epoch_every_
     assert epochs == sorted(set(epochs))
 
 
-@virtual
-async def test_answers_of_one_request_have_their_own_noise_and_resume_under_their_own_epochs() -> (
-    None
-):
+async def test_answers_of_one_request_have_their_own_noise_and_resume_in_own_epochs() -> None:
     journal = in_memory()
     first = Desk(journal)
     call = first.ask(choices=2)
@@ -206,7 +192,6 @@ async def test_answers_of_one_request_have_their_own_noise_and_resume_under_thei
     assert [said.epoch for said in entry.answers] == [1, 5]
 
 
-@virtual
 async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
     told = [ScoredToken(-float(token)) for token in EXPECTED]
     params = replace(SAMPLED, logprobs=0)
@@ -235,7 +220,6 @@ async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
         assert got == told[held:]
 
 
-@virtual
 async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     journal = in_memory()
     first = Desk(journal)
@@ -252,7 +236,6 @@ async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     assert second.reader.answers[0].end.reason.value == "length"
 
 
-@virtual
 async def test_of_several_answers_only_those_that_lack_something_go_on() -> None:
     journal = in_memory()
     first = Desk(journal, shown=[[], [], []])
@@ -269,7 +252,6 @@ async def test_of_several_answers_only_those_that_lack_something_go_on() -> None
     assert second.shown[1] == EXPECTED[: len(second.shown[1])]
 
 
-@virtual
 async def test_a_running_request_is_taken_over_and_its_former_stream_told_so() -> None:
     desk = Desk(in_memory())
     desk.ask()
@@ -287,12 +269,8 @@ async def test_a_running_request_is_taken_over_and_its_former_stream_told_so() -
 
 @pytest.mark.parametrize(
     ("params", "seeded"),
-    [
-        (GREEDY, False),
-        (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True),
-    ],
+    [(GREEDY, False), (SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED), True)],
 )
-@virtual
 async def test_without_a_journal_repeatable_answers_are_computed_anew(
     params: SamplingParams, seeded: bool
 ) -> None:
@@ -302,7 +280,6 @@ async def test_without_a_journal_repeatable_answers_are_computed_anew(
     assert desk.shown[0] == EXPECTED
 
 
-@virtual
 async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     desk = Desk(in_memory())
     unknown = [
@@ -331,7 +308,6 @@ async def test_what_cannot_be_resumed_is_refused_by_name() -> None:
     assert desk.shown[0] == EXPECTED, "nothing of it has harmed the one that runs"
 
 
-@virtual
 async def test_the_rest_is_drawn_by_the_rule_it_began_with() -> None:
     """Whatever the deployment's rule is by now: after a restart, or when no drafter is trusted."""
     journal, by_token = in_memory(), replace(SAMPLED, rule=Rule.TOKEN)
@@ -346,7 +322,6 @@ async def test_the_rest_is_drawn_by_the_rule_it_began_with() -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-@virtual
 async def test_a_resume_of_what_runs_has_its_place_or_leaves_it(full: bool) -> None:
     desk = Desk(in_memory(), RoundsCell(max_running=1, max_queued=1))
     desk.ask()

@@ -58,9 +58,7 @@ def test_a_stop_token_at_the_last_place_is_a_stop_and_not_a_length() -> None:
     st.integers(1, 9),
     st.frozensets(st.integers(0, 5)),
 )
-def test_a_cut_never_overshoots_and_is_a_prefix(
-    tokens: list[int], room: int, stops: frozenset[int]
-) -> None:
+def test_a_cut_is_a_prefix_that_fits(tokens: list[int], room: int, stops: frozenset[int]) -> None:
     kept, end = cut(tokens, room, stops)
     assert kept == tuple(tokens[: len(kept)])
     assert 1 <= len(kept) <= room

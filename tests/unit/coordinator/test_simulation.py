@@ -182,9 +182,7 @@ def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> Non
         ({"concurrency": 1, "policy": "best"}, "policy"),
     ],
 )
-def test_a_scenario_that_cannot_be_is_named_by_its_field(
-    changes: dict[str, Any], field: str
-) -> None:
+def test_an_impossible_scenario_is_named_by_its_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest, match=field):
         Scenario(spec(), **changes)
 
@@ -240,9 +238,7 @@ def test_of_timers_that_are_due_together_the_one_set_first_comes_first() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [1, 8, 64])
 @pytest.mark.parametrize("pair", ["paper", "flash"])
-def test_the_default_policy_is_hardly_ever_behind_the_best_fixed_length(
-    pair: str, streams: int
-) -> None:
+def test_the_default_policy_is_seldom_behind_the_best_fixed_one(pair: str, streams: int) -> None:
     synthetic = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / f"{pair}.yaml")
     under = partial(run, spec=synthetic, concurrency=streams, warmup_s=3.0, window_s=6.0)
     best = max(under(policy=policy)["tok_s"] for policy in ("off", "fixed:5", "fixed:7"))

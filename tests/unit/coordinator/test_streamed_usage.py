@@ -14,15 +14,7 @@ from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
 # a character of three tokens is shown with the last
-TEXTS = [
-    "<think>",
-    "so",
-    "",
-    "",
-    "🙂",
-    "</think>",
-    "yes",
-]
+TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]
 FRAME = Frame("tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
 
 

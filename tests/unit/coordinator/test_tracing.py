@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from coordinator.watching.tracing import MOST_TRACED, Tracing
 from tests.fakes import read
-from tests.rounds_cell import RoundsCell, virtual
+from tests.rounds_cell import RoundsCell
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = CALLER[:-1] + "0"
@@ -39,7 +39,6 @@ async def _answer(traced: Traced, **asked: object) -> list[int]:
     return tokens
 
 
-@virtual
 async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     traced = Traced()
     tokens = await _answer(
@@ -69,7 +68,6 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
 
 
-@virtual
 async def test_a_request_of_several_answers_is_told_of_them_all() -> None:
     traced = Traced()
     asked: Any = {"max_tokens": 12, "policy": "fixed:2", "choices": 3}
@@ -87,7 +85,6 @@ async def test_a_request_of_several_answers_is_told_of_them_all() -> None:
 @pytest.mark.parametrize(
     "parent", ["", UNSAMPLED, "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01"]
 )
-@virtual
 async def test_who_does_not_ask_to_be_traced_is_not(parent: str) -> None:
     traced = Traced()
     await _answer(traced, max_tokens=4, traceparent=parent)
@@ -95,7 +92,6 @@ async def test_who_does_not_ask_to_be_traced_is_not(parent: str) -> None:
     assert not traced.cell.explain.watches
 
 
-@virtual
 async def test_a_share_is_traced_without_a_caller_s_word() -> None:
     it = Traced(share=1.0)
     await _answer(it, max_tokens=4)
@@ -103,7 +99,6 @@ async def test_a_share_is_traced_without_a_caller_s_word() -> None:
     assert root.parent is None
 
 
-@virtual
 async def test_beyond_the_bound_requests_are_served_untraced_and_counted() -> None:
     traced = Traced()
     for number in range(MOST_TRACED):
@@ -113,7 +108,6 @@ async def test_beyond_the_bound_requests_are_served_untraced_and_counted() -> No
     assert traced.cell.metrics.value("dropped_total", kind="trace", reason="full") == 1
 
 
-@virtual
 async def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
     traced = Traced()
     for _ in range(3):

@@ -113,18 +113,9 @@ def test_a_prompt_alone_may_fill_the_context_but_not_the_pool() -> None:
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (
-            ask((5,) * 45),
-            "^tokenized.input_ids: .* is 40 tokens here, and 45 prompt tokens leave no",
-        ),
-        (
-            ask(max_tokens=39),
-            "2 prompt tokens and 39 more exceed .* length is 40 tokens here",
-        ),
-        (
-            ask(stop_token_ids=list(range(65))),
-            "65 ids, at most 64 are allowed",
-        ),
+        (ask((5,) * 45), "^tokenized.input_ids: .* is 40 tokens here, and 45 prompt tokens leave"),
+        (ask(max_tokens=39), "2 prompt tokens and 39 more exceed .* length is 40 tokens here"),
+        (ask(stop_token_ids=list(range(65))), "65 ids, at most 64 are allowed"),
         (ask(logit_bias={7: 1.0, 100: 1.0}), "token id 100 is not below the vocabulary size 100"),
         # as it was asked, not as what a float32 makes of it
         (ask(top_p=1.1), r"must be in \(0, 1\], got 1\.1$"),

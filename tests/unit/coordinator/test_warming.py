@@ -10,7 +10,7 @@ import pytest
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.warming import Unwarmed, warm
 from dspark.rounds.control import PassReport, Up
-from tests.rounds_cell import RoundsCell, Tampered, virtual
+from tests.rounds_cell import RoundsCell, Tampered
 
 
 class Stream(Tampered):
@@ -44,7 +44,6 @@ def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(work)
 
 
-@virtual
 async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind() -> None:
     cell = RoundsCell()
     verifier = Verifier(cell, lambda each: True)
@@ -58,7 +57,6 @@ async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("kind", ["prefill", "verdict"])
-@virtual
 async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
     cell = RoundsCell()
     verifier = Verifier(

@@ -277,10 +277,7 @@ def emitted(rounds: Rounds, prefix: Prefix, price: Price = lambda _: 0) -> dict[
 
     first: tuple[Tokens, int] = (), 0
     ended = spread(
-        first,
-        moves,
-        over=lambda state: len(state[0]) == horizon,
-        order=lambda state: len(state[0]),
+        first, moves, over=lambda state: len(state[0]) == horizon, order=lambda state: len(state[0])
     )
     return {committed: chance for (committed, _), chance in ended.items()}
 
@@ -319,10 +316,8 @@ def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
     """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
     neighbour and under a cap."""
     beside = rng.random((rng.integers(0, 2), world.block)).tolist()
-    weight, cap = (
-        float(rng.uniform(0.5, 2.0)),
-        int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))])),
-    )
+    weight = float(rng.uniform(0.5, 2.0))
+    cap = int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))]))
     match policy:
         case Fixed(slots):
             terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)
@@ -350,12 +345,7 @@ def older_price(rng: Rng) -> Price:
 
 
 # vocabulary, slots of a block, tokens looked at
-SHAPES = (
-    (3, 3, 4),
-    (3, 3, 4),
-    (3, 2, 5),
-    (4, 2, 4),
-)
+SHAPES = ((3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 2, 4))
 
 
 def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:

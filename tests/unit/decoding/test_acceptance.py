@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.acceptance import (
-    PackedCase,
-    accept_probability,
-    first_token,
-    judge,
-    residual,
-)
+from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
 from dspark.decoding.gumbel import times, winners
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
@@ -66,14 +60,6 @@ def test_a_token_is_kept_with_the_ratio_and_nothing_over_nothing_is_one(
 
 def test_a_ratio_beyond_every_float_is_one_without_a_warning() -> None:
     assert accept_probability([1e-300, 1.0], [5e-324, 5e-324]).tolist() == [1.0, 1.0]
-
-
-def test_the_residual_is_what_the_draft_left_over() -> None:
-    got = residual(f64([0.5, 0.3, 0.2]), f64([0.7, 0.1, 0.2]))
-    torch.testing.assert_close(got, f64([0.0, 1.0, 0.0]))
-    torch.testing.assert_close(
-        residual(f64([0.5, 0.3, 0.2]), f64([0.0, 0.0, 1.0])), f64([0.625, 0.375, 0.0])
-    )
 
 
 def test_without_a_residual_the_target_itself_is_drawn_from() -> None:
@@ -291,6 +277,4 @@ def test_a_coupled_first_token_is_the_one_a_round_would_have_added() -> None:
     for seed in range(20):
         params = SamplingParams(1.0, seed=seed, rule=Rule.COUPLED)
         ((_, token),) = judge(logits, [PackedCase(Cursor(1, 1, 4, 17), params, 0, [], NO_Q)])
-        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, (
-            "a hand-over prefills what a round follows"
-        )
+        assert first_token(logits[0], params, Cursor(1, 2, 0, 17)) == token, "as in a hand-over"

@@ -29,13 +29,11 @@ def drawn(rng: Any, ids: Any, probs: Any) -> list[int]:
     ]
 
 
-def watched(
-    rule: Rule, blocks: int, *, lie: bool = False, entries: int = 5, seed: int = 0
-) -> Draws:
+def watched(rule: Rule, blocks: int, *, lie: bool = False, seed: int = 0) -> Draws:
     """Sums over so many blocks; a lie draws from q to the power 0.8."""
     rng = np.random.default_rng(seed)
     watch = DrawsWatch(seed)
-    pairs = [pair(rng, entries) for _ in range(8)]
+    pairs = [pair(rng, 5) for _ in range(8)]
     for start in range(0, blocks, 64):
         cases, rows = [], []
         for number in range(start, start + 64):

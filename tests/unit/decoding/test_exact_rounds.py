@@ -140,9 +140,7 @@ def test_whoever_is_taken_away_for_what_its_pass_says_has_it_reported(rule: str)
 
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("terms", ["fixed", "threshold", "price"])
-def test_the_coupled_rule_says_the_target_s_tokens_whatever_is_planned(
-    terms: str, window: int
-) -> None:
+def test_the_coupled_rule_says_the_target_s_tokens_by_any_plan(terms: str, window: int) -> None:
     world = dyadic_world(np.random.default_rng(3), shares=4, block=2, horizon=3)
     one = CoupledRounds(world, 4)
     law: dict[Tokens, float] = {}

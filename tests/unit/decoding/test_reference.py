@@ -42,10 +42,6 @@ def target(tokens: Sequence[int], rows: int) -> Tensor:
     )
 
 
-def draft_logits(tokens: Sequence[int]) -> Tensor:
-    return logits_after(tokens) + 0.4 * logits_after(tokens, salt=1)
-
-
 def confidence_after(tokens: Sequence[int]) -> float:
     return zlib.crc32(bytes(token % 256 for token in tokens[-2:])) / 2**32 * 0.6 + 0.4
 
@@ -54,15 +50,12 @@ def drafter(tokens: Sequence[int], pick: Pick) -> list[float]:
     seen, confidence = list(tokens), []
     for _ in range(BLOCK):
         confidence.append(confidence_after(seen))
-        seen.append(pick(draft_logits(seen)))
+        seen.append(pick(logits_after(seen) + 0.4 * logits_after(seen, salt=1)))
     return confidence
 
 
-PRICE = Terms(PlanKind.PRICE, BLOCK, 0.4)
-
-
-def lengths_by(terms: Terms):  # type: ignore[no-untyped-def]
-    return lambda _, confidence: prefixes([confidence], [terms])[0]
+def by_price(_: int, confidence: Sequence[float]) -> int:
+    return prefixes([confidence], [Terms(PlanKind.PRICE, BLOCK, 0.4)])[0]
 
 
 def full_block(_: int, confidence: Sequence[float]) -> int:
@@ -80,7 +73,7 @@ def run_of(  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_a_run_is_reproduced_from_its_recorded_choices(params: SamplingParams) -> None:
-    run = run_of(lengths_by(PRICE), params, 60)
+    run = run_of(by_price, params, 60)
     assert len(run.token_ids) == 60
     assert len({made.prefix for made in run.rounds}) > 1
     assert sum(made.accepted for made in run.rounds) > 10
@@ -104,7 +97,7 @@ def test_greedy_decoding_is_plain_decoding_whatever_is_drafted_or_verified() -> 
     tokens = list(PROMPT)
     for _ in range(50):
         tokens.append(int(logits_after(tokens).argmax()))
-    for prefix in (full_block, lengths_by(PRICE), lambda *_: 0, lambda anchor, _: anchor % 4):
+    for prefix in (full_block, by_price, lambda *_: 0, lambda anchor, _: anchor % 4):
         run = run_of(prefix, SamplingParams(0.0), 50)
         assert list(run.token_ids) == tokens[len(PROMPT) :]
 
@@ -129,7 +122,7 @@ def test_no_draw_of_a_ratio_rule_is_ever_used_twice(rule: Rule) -> None:
     with record(drawn):
         for choice in range(2):
             params = SamplingParams(1.0, seed=5, choice=choice, rule=rule)
-            run = run_of(lengths_by(PRICE), params, 40)
+            run = run_of(by_price, params, 40)
             assert len(run.rounds) > 8
             # The sequence is handed over half-way and goes on from there in its next epoch.
             half = (*PROMPT, *run.token_ids[:20])
@@ -156,7 +149,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     assert plain <= {
         (5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)
     }
-    for prefix in (full_block, lengths_by(PRICE)):
+    for prefix in (full_block, by_price):
         for epoch in (1, 2):
             inside = {name for name in names(prefix, epoch) if name[1][0] < len(PROMPT) + 40}
             assert inside >= {name for name in plain if name[1][0] < len(PROMPT) + 40}
@@ -177,7 +170,7 @@ def test_a_coupled_answer_is_plain_decoding_under_the_same_noise_whatever_is_dra
     ):
         plain = generate(PROMPT, target, drafter, lambda *_: 0, params, max_tokens=60)
         for source, entries in ((drafter, ENTRIES), (drafter, 2), (stranger, VOCAB)):
-            for prefix in (full_block, lengths_by(PRICE), lambda anchor, _: anchor % 4):
+            for prefix in (full_block, by_price, lambda anchor, _: anchor % 4):
                 run = generate(
                     PROMPT, target, source, prefix, params, max_tokens=60, entries=entries
                 )

@@ -1,5 +1,5 @@
-"""What a law means, against a plain reading of its definition; and that no draw leaves the
-support."""
+"""What a law means, against a plain reading of its definition; that no draw leaves the support; and
+log-probabilities of equals and of no numbers."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ import torch
 
 from dspark.decoding import sampling
 from dspark.decoding.at_once import drawn
+from dspark.decoding.logprobs import prompt_logprobs, token_logprobs
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import (
     SamplingColumns,
@@ -112,9 +113,7 @@ def test_ties_go_to_the_lowest_id(params: SamplingParams) -> None:
     for row, probs in zip(logits.tolist(), got.tolist(), strict=True):
         for level in set(row):
             inside = [probs[token] > 0 for token in range(24) if row[token] == level]
-            assert inside == sorted(inside, reverse=True), (
-                "an id is in while a lower one of equal logit is out"
-            )
+            assert inside == sorted(inside, reverse=True), "of equals the lower ids are in"
 
 
 def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
@@ -227,9 +226,7 @@ def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
         SamplingParams(1.0, min_p=0.3, top_p=0.9, top_k=4),
     ],
 )
-def test_a_draft_imitates_the_truncation_of_the_law_as_far_as_its_entries_reach(
-    params: SamplingParams,
-) -> None:
+def test_a_draft_is_cut_as_the_law_as_far_as_its_entries_reach(params: SamplingParams) -> None:
     logits = rows(30, 40, 21)
     whole = distribution(logits, SamplingColumns.of([params]))
     ids, probs = draft_distribution(logits, SamplingColumns.of([params]), 40)
@@ -329,3 +326,11 @@ def test_draft_draws_of_a_cohort_are_those_of_each_sequence() -> None:
             np.arange(1, 8),
         )
         assert together[row].tolist() == alone.tolist()
+
+
+def test_equals_go_to_the_lower_id_and_a_row_that_is_not_numbers_is_an_error() -> None:
+    flat = torch.zeros(1, 4)
+    assert token_logprobs(flat, [3], 20)[0].top_ids == (0, 1, 2, 3), "as many as there are"
+    assert prompt_logprobs(flat, [3], 4).ranks.tolist() == [1]
+    with pytest.raises(FloatingPointError):
+        prompt_logprobs(torch.full((1, 4), math.nan), [0], 1)

@@ -30,9 +30,7 @@ def scattered(drafter: BlockDrafter) -> ContextStore:
         store.open(Cursor(sequence, 1, 0, 9), 16, owner=0)
     store.release(2, 1)
     store.open(Cursor(4, 1, 0, 9), 64, owner=0)
-    assert not isinstance(store.pages.slots(4, 0, 60), range), (
-        "no run of pages is left, so it is no view"
-    )
+    assert not isinstance(store.pages.slots(4, 0, 60), range), "no run of pages is left, so no view"
     store.ingest([rows(0, 60, sequence=4), rows(0, 9, sequence=1)])
     return store
 
@@ -95,9 +93,7 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
             torch.testing.assert_close(hidden(room), expected, rtol=1e-5, atol=1e-6)
             size = (len(store._keys), len(counts), 60 + room, *store._keys.shape[2:])
             written = store._scratch.room("k", store._keys, *size)[:, :, 60:]
-            assert bool(written.any()) == (room == drafter.room(3)), (
-                "its own stand there, if the room fits"
-            )
+            assert bool(written.any()) == (room == drafter.room(3)), "its own, if the room fits"
 
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler has built the kernels")
@@ -120,9 +116,7 @@ def test_a_block_that_reads_its_context_in_place_is_the_same(
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_scattered_contexts_are_gathered_and_padding_is_never_garbage(
-    drafter: BlockDrafter,
-) -> None:
+def test_scattered_contexts_are_gathered_and_padding_is_no_garbage(drafter: BlockDrafter) -> None:
     store = scattered(drafter)
     keys, values, lengths, room = store.entries([(1, 9), (4, 60)])
     assert (lengths.tolist(), room) == ([9, 60], 0)

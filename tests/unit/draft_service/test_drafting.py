@@ -51,26 +51,26 @@ class Bench:
             self.jobs.pop(0)()
 
 
-def test_what_waits_is_one_pass_and_everybody_gets_its_own_blocks() -> None:
-    bench = Bench(8)
-    bench.ask(1, "a", 1, 2)
-    bench.ask(2, "b", 3)
+@pytest.mark.parametrize(
+    ("most", "asked", "passes", "answered"),
+    [
+        (8, [(1, "a", 1, 2), (2, "b", 3)], [[1, 2, 3]], "ab"),
+        (3, [(1, "a", 1, 2), (1, "b", 3), (1, "c", 4), (2, "d", 5)], [[1, 2, 5], [3, 4]], "adbc"),
+        (2, [(1, "a", 1), (2, "b", 2, 3, 4), (3, "c", 5)], [[1], [2, 3, 4], [5]], "abc"),
+    ],
+    ids=["all that waits", "verifiers take turns", "an order larger than a pass"],
+)
+def test_orders_share_passes_and_everybody_gets_its_own_blocks(
+    most: int, asked: list[Any], passes: list[list[int]], answered: str
+) -> None:
+    bench = Bench(most)
+    for order in asked:
+        bench.ask(*order)
     assert len(bench.jobs) == 1, "one job for all that waits"
     bench.run()
-    assert bench.engine.passes == [[1, 2, 3]]
-    assert bench.told == [("a", [1, 2]), ("b", [3])]
-    assert bench.drafting.waits == 2
-
-
-def test_verifiers_take_turns_within_the_largest_pass() -> None:
-    bench = Bench(3)
-    bench.ask(1, "a", 1, 2)
-    bench.ask(1, "b", 3)
-    bench.ask(1, "c", 4)
-    bench.ask(2, "d", 5)
-    bench.run()
-    assert bench.engine.passes == [[1, 2, 5], [3, 4]]
-    assert [name for name, _ in bench.told] == ["a", "d", "b", "c"]
+    assert bench.engine.passes == passes
+    assert bench.told == [(n, list(ids)) for at in answered for _, n, *ids in asked if n == at]
+    assert bench.drafting.waits == len(asked)
 
 
 def test_one_with_many_orders_never_goes_twice_before_another() -> None:
@@ -81,15 +81,6 @@ def test_one_with_many_orders_never_goes_twice_before_another() -> None:
     bench.ask(2, "theirs", 9)
     bench.run()
     assert [name for name, _ in bench.told] == ["mine 1", "mine 2", "theirs", "mine 3", "mine 4"]
-
-
-def test_an_order_that_is_larger_than_a_pass_has_one_of_its_own() -> None:
-    bench = Bench(2)
-    bench.ask(1, "small", 1)
-    bench.ask(2, "large", 2, 3, 4)
-    bench.ask(3, "other", 5)
-    bench.run()
-    assert bench.engine.passes == [[1], [2, 3, 4], [5]]
 
 
 def test_a_stream_that_is_over_is_not_drafted_for() -> None:

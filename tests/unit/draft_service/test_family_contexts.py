@@ -13,7 +13,6 @@ from draft_service.engine import DraftEngine, DraftItem
 from draft_service.interface import Rows
 from dspark.decoding.sparse_q import sound_q
 from dspark.model.calibration import IDENTITY
-from dspark.model.config import Kind, ModelType
 from dspark.model.family import Drafter
 from dspark.types import Cursor, EmptyReason, Refusal, SamplingParams
 from tests.unit.model.tiny import FAMILIES, family_drafter, walked
@@ -21,10 +20,15 @@ from tests.unit.model.tiny import FAMILIES, family_drafter, walked
 GREEDY = SamplingParams(temperature=0.0)
 LENGTH = 60
 ENTRIES = 8  # of a draft distribution; less than the vocabulary
-every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
 
 
-def _engine(drafter: Drafter) -> DraftEngine:
+@pytest.fixture(params=FAMILIES, ids="-".join)
+def drafter(request: pytest.FixtureRequest) -> Drafter:
+    return family_drafter(*request.param)
+
+
+@pytest.fixture
+def engine(drafter: Drafter) -> DraftEngine:
     config = DraftConfig(drafter="tiny", context_tokens=1024, q_entries=ENTRIES)
     return DraftEngine(drafter, IDENTITY, config, version="tiny")
 
@@ -75,14 +79,11 @@ STORIES: dict[str, list[tuple[list[tuple[int, int]], int]]] = {
 }
 
 
-@every_family
 @pytest.mark.parametrize("story", STORIES)
 def test_blocks_are_the_model_s_however_rows_came(
-    kind: Kind, model_type: ModelType, story: str
+    drafter: Drafter, engine: DraftEngine, story: str
 ) -> None:
-    drafter = family_drafter(kind, model_type)
     ids, taps, rows = _text(drafter, 1)
-    engine = _engine(drafter)
     _open(engine, 1)
     for runs, anchor in STORIES[story]:
         for start, stop in runs:
@@ -94,13 +95,10 @@ def test_blocks_are_the_model_s_however_rows_came(
         )
 
 
-@every_family
-def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: ModelType) -> None:
-    drafter = family_drafter(kind, model_type)
-    engine, texts = (
-        _engine(drafter),
-        {sequence: _text(drafter, sequence) for sequence in range(1, 6)},
-    )
+def test_a_cohort_drafts_what_its_members_draft_alone(
+    drafter: Drafter, engine: DraftEngine
+) -> None:
+    texts = {sequence: _text(drafter, sequence) for sequence in range(1, 6)}
     anchors = {1: 1, 2: 40, 3: 17, 4: 2, 5: 41}
     for sequence, (ids, _, rows) in texts.items():
         _open(engine, sequence)
@@ -119,13 +117,8 @@ def test_a_cohort_drafts_what_its_members_draft_alone(kind: Kind, model_type: Mo
         np.testing.assert_allclose(block.confidence, alone.confidence, atol=1e-4)
 
 
-@every_family
-def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelType) -> None:
-    drafter = family_drafter(kind, model_type)
-    engine, texts = (
-        _engine(drafter),
-        {sequence: _text(drafter, sequence) for sequence in range(1, 5)},
-    )
+def test_many_sequences_catch_up_in_one_message(drafter: Drafter, engine: DraftEngine) -> None:
+    texts = {sequence: _text(drafter, sequence) for sequence in range(1, 5)}
     reach = {1: 8, 2: 9, 3: 50, 4: 8}
     for sequence in texts:
         _open(engine, sequence)
@@ -141,10 +134,7 @@ def test_many_sequences_catch_up_in_one_message(kind: Kind, model_type: ModelTyp
         assert list(block.token_ids) == _expected(drafter, ids, taps, reach[sequence])
 
 
-@every_family
-def test_a_context_that_is_opened_again_starts_over(kind: Kind, model_type: ModelType) -> None:
-    drafter = family_drafter(kind, model_type)
-    engine = _engine(drafter)
+def test_a_context_that_is_opened_again_starts_over(drafter: Drafter, engine: DraftEngine) -> None:
     for seed, count in ((3, 30), (4, 12)):
         ids, taps, rows = _text(drafter, seed)
         _open(engine, 1)
@@ -153,17 +143,14 @@ def test_a_context_that_is_opened_again_starts_over(kind: Kind, model_type: Mode
         assert list(block.token_ids) == _expected(drafter, ids, taps, count)
 
 
-@every_family
 def test_a_context_that_the_anchor_does_not_continue_is_no_context(
-    kind: Kind, model_type: ModelType
+    drafter: Drafter, engine: DraftEngine
 ) -> None:
-    drafter = family_drafter(kind, model_type)
     ids, _, rows = _text(drafter, 5)
-    engine = _engine(drafter)
     _open(engine, 1)
     _send(engine, 1, ids, rows, 0, 20)
     (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 21), ids[20], 15, GREEDY)])
-    in_order = kind != "block"  # rows alone make a context that may lack the newest
+    in_order = drafter.config.kind != "block"  # rows alone make a context that may lack the newest
     assert block.empty_reason is (EmptyReason.INVALID if in_order else EmptyReason.NONE)
     (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 26), 3, 25, GREEDY)])
     assert block.empty_reason is EmptyReason.FEATURES_MISSING

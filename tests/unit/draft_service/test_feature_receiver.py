@@ -1,17 +1,22 @@
 """Rows between their streams and the device: whoever brought some hears what became of them,
-whatever happens."""
+whatever happens; who reads no acknowledgements is not read from."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import QUEUE_ROWS, FeatureReceiver, Outcome
+from draft_service.feature_sink import BOUNDS, MAX_ROWS, UNTOLD, FeatureSink
 from draft_service.interface import Rows
 from dspark.runtime.device_worker import DeviceWorker
+from dspark.runtime.telemetry import Metrics
+from dspark.runtime.wire_limits import Read, reading
 from dspark.types import RefusalReason
+from dspark.wire.v1 import features_pb2
 
 
 class Taking:
@@ -61,10 +66,47 @@ async def test_who_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFix
     arrivals.put(rows(), gone)
     assert await asyncio.wait_for(
         asyncio.gather(became(arrivals, rows()), became(arrivals, rows(100))), 10
-    ) == [
-        100,
-        200,
-    ]
+    ) == [100, 200]
     assert "the stream is over" in caplog.text
     await arrivals.close()
     device.close()
+
+
+async def test_a_chunk_that_is_too_large_is_refused_and_counted() -> None:
+    metrics = Metrics()
+    worker: Any = SimpleNamespace(metrics=metrics, incarnation=5)
+    sink = FeatureSink(worker, cast(Any, None))
+    chunk = features_pb2.FeatureChunk(
+        sink_incarnation=5, sequence=7, epoch=2, token_ids=[2**32 - 1] * (4 * MAX_ROWS)
+    )
+
+    async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
+        yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(chunk.SerializeToString())
+
+    acks = [ack async for ack in sink.Push(chunks(), cast(Any, None))]
+    (refused,) = [each for ack in acks for each in ack.refused]
+    assert (refused.sequence, refused.epoch) == (7, 2)
+    assert metrics.value("dropped_total", kind="feature_chunk", reason="too_large") == 1
+
+
+async def test_who_reads_no_acknowledgements_is_not_read_from() -> None:
+    worker: Any = SimpleNamespace(metrics=Metrics(), incarnation=5)
+    sink = FeatureSink(worker, cast(Any, None))
+    chunk = features_pb2.FeatureChunk(sink_incarnation=6)
+    data, read = chunk.SerializeToString(), 0
+
+    async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
+        nonlocal read
+        for _ in range(5 * UNTOLD):
+            read += 1
+            yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
+            await asyncio.sleep(0)
+
+    acks = sink.Push(chunks(), cast(Any, None))
+    first = await anext(acks)
+    for _ in range(20 * UNTOLD):
+        await asyncio.sleep(0)
+    assert read - first.chunks <= UNTOLD + 1
+    told = [first, *[ack async for ack in acks]]
+    assert told[-1].chunks == read == 5 * UNTOLD
+    assert sum(len(ack.refused) for ack in told) == read

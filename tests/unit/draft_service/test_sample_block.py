@@ -67,15 +67,11 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
         for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
     )
     place, _ = winners(probs, times_of([params], [CURSOR.committed_len], ids))
-    assert coupled.token_ids[0] == ids[0, place], (
-        "slot 1 races over the law that a ratio rule draws from"
-    )
+    assert coupled.token_ids[0] == ids[0, place], "slot 1 races over the law that a ratio rule has"
 
 
 @pytest.mark.parametrize("engine", ["dspark_vanilla", "eagle3", HEADLESS], indirect=True)
-def test_a_confidence_knows_the_tokens_before_its_slot_and_nothing_after(
-    engine: DraftEngine,
-) -> None:
+def test_a_confidence_knows_the_tokens_before_its_slot_and_none_after(engine: DraftEngine) -> None:
     made = blocks(engine, *(SamplingParams(3.0, seed=seed) for seed in range(12)))
     differed = []
     for other in made[1:]:

@@ -59,9 +59,7 @@ def test_a_head_of_its_own_is_called_the_same_in_every_file(architecture: str) -
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))
-def test_tensors_are_those_of_the_librarys_loader_to_the_bit(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_tensors_are_those_of_the_library_to_the_bit(architecture: str, tmp_path: Path) -> None:
     model = random_model(architecture)
     ours = load_file(imported(tmp_path, model, architecture, kinds=MIXED) / "model.safetensors")
     file = tmp_path / "tiny.gguf"

@@ -205,9 +205,7 @@ class Late(socket.socket):
         super().settimeout(30.0)
 
 
-def test_a_child_that_ended_for_want_of_time_is_no_fault_of_its_form(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_child_out_of_time_is_no_fault_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
     of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
     pair = socket.socketpair
@@ -264,10 +262,8 @@ def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
     made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
     wait_until(lambda: len(counted.asked) == AT_ONCE)
-    first, last = (
-        counted.compile(heavy, "many/"),
-        counted.compile(Constraint(KIND.REGEX, "last"), "many/"),
-    )
+    first = counted.compile(heavy, "many/")
+    last = counted.compile(Constraint(KIND.REGEX, "last"), "many/")
     for _ in range(AT_ONCE + 3):
         counted.go.release()
     refused(first, RefusalReason.BUSY)

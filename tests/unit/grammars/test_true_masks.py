@@ -1,4 +1,5 @@
-"""A mask allows what the matcher accepts, and nothing else: found by trying every token."""
+"""A mask allows what the matcher accepts, and nothing else: found by trying every token. What a
+form made of a round is read off its masks, what it drafted and what it kept."""
 
 import json
 import random
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import xgrammar
 
-from dspark.decoding.masking import bits
+from dspark.decoding.masking import Masks, bits, in_form
 from dspark.types import Constraint, ConstraintKind
 from tests.unit.grammars.fitting import compiler
 from verify_service.grammars.compiling import compiled
@@ -74,3 +75,28 @@ def test_a_token_that_the_grammar_refuses_does_not_free_the_rest() -> None:
     matcher.accept([ord("a")])
     with pytest.raises(ValueError, match=f"token {ord('x')} does not continue"):
         matcher.accept([ord("x")])
+
+
+def masks(*allowed: set[int]) -> Masks:
+    made = np.zeros((len(allowed), 3), np.uint32)
+    for row, tokens in enumerate(allowed):
+        for token in tokens:
+            made[row, token // 32] |= np.uint32(1 << token % 32)
+    return made.view(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("given", "drafted", "accepted", "forced", "forbidden"),
+    [
+        ((masks({1, 2}, {63}, {5, 70})), (1, 63), 2, (False, True, False), False),
+        ((masks({31})), (7, 8), 0, (True,), True),
+        ((masks({1, 40}, {2, 3})), (1, 9, 9), 1, (False, False), True),
+        ((masks({1, 40}, {2, 3}, {4})), (1, 3), 1, (False, False), False),
+        ((masks({1, 40}, {2, 3}, {4})), (1, 9), 0, (False,), False),
+        ((masks({95})), (), 0, (True,), False),
+    ],
+)
+def test_what_a_form_made_of_a_round(
+    given: Masks, drafted: tuple[int, ...], accepted: int, forced: tuple[bool, ...], forbidden: bool
+) -> None:
+    assert in_form(given, drafted, accepted) == (forced, forbidden)

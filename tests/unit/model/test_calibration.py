@@ -17,10 +17,8 @@ from dspark.model.calibration import (
     parse_calibration,
 )
 
-GREEDY, SAMPLED = (
-    {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]},
-    {"temperatures": [1.5, 1.5, 1.5]},
-)
+GREEDY = {"temperatures": [1.0, 2.0, 0.5], "offsets": [0.0, -1.0, 2.0]}
+SAMPLED = {"temperatures": [1.5, 1.5, 1.5]}
 THREES = {"temperatures": [3.0] * 3}
 TOKEN: dict[str, Any] = {"greedy": GREEDY, "sampled": SAMPLED}
 RAW: dict[str, Any] = {

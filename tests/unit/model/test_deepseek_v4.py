@@ -66,10 +66,8 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(rows, case["context_rows"], **CLOSE)
         count = rows.shape[1]
         order = torch.randperm(count)  # rows may arrive in any order
-        keys, made = (
-            torch.empty(3, 1, count, 1, 32),
-            drafter.ingest(ContextTokens(rows[:, order], None, order))[0],
-        )
+        keys = torch.empty(3, 1, count, 1, 32)
+        made = drafter.ingest(ContextTokens(rows[:, order], None, order))[0]
         keys[:, :, order] = made
         kept = case["context_keys"]
         torch.testing.assert_close(keys[:, 0, -kept.shape[1] :, 0], kept, **CLOSE)
@@ -80,11 +78,9 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(drafter.norm(hidden), case["block_hidden"], **CLOSE)
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
-            proposal, said, logits = (
-                drafter.propose(at, 5),
-                [case["anchor_id"]],
-                [],
-            )
+            proposal = drafter.propose(at, 5)
+            said = [case["anchor_id"]]
+            logits = []
             for slot in range(5):
                 logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
                 said.append(logits[-1].argmax(-1))
@@ -127,13 +123,10 @@ def test_four_bits_and_blocks_at_an_edge() -> None:
     ]
 
 
-def unquantised(tmp_path: Path) -> Path:
-    save_drafter(load_drafter(SHIPPED), tmp_path / "plain", dtype=torch.float32)
-    return tmp_path / "plain"
-
-
 def test_an_unquantised_copy_drafts_the_same_and_keeps_its_settings(tmp_path: Path) -> None:
-    before, after = load_drafter(SHIPPED), load_drafter(unquantised(tmp_path))
+    before = load_drafter(SHIPPED)
+    save_drafter(before, tmp_path / "plain", dtype=torch.float32)
+    after = load_drafter(tmp_path / "plain")
     assert {name: tensor.tolist() for name, tensor in before.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in after.state_dict().items()
     }

@@ -44,9 +44,7 @@ def _blocks(drafter: Drafter, ids: Tensor, at: Anchors) -> Tensor:
 
 @pytest.mark.parametrize(("kind", "model_type"), [f for f in FAMILIES if f[0] in ("eagle3", "mtp")])
 @torch.no_grad()
-def test_the_training_time_test_equals_blocks_at_every_index(
-    kind: Kind, model_type: ModelType
-) -> None:
+def test_training_time_tests_equal_blocks_at_every_index(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type)
     assert isinstance(drafter, ChainDrafter)
     features, ids = text(drafter, 14)

@@ -87,10 +87,8 @@ SAME = ("neighbouring pairs", "settings inside, tables left out")  # as the ship
 
 def drafted(folder: Path) -> list[Block]:
     """Blocks of the service at three lengths, in one pass."""
-    engine, projection = (
-        draft_engine(folder, target=str(TARGET), page_size=4),
-        load_projection(folder),
-    )
+    engine = draft_engine(folder, target=str(TARGET), page_size=4)
+    projection = load_projection(folder)
     items = []
     for sequence, count in enumerate((3, 30, 11)):
         draws = torch.Generator().manual_seed(sequence)
@@ -157,9 +155,7 @@ def respelled(folder: Path, source: Path = DRAFTER) -> Path:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_neighbouring_pairs_of_the_speculators_format_are_reordered_once(
-    tmp_path: Path, inside: bool
-) -> None:
+def test_pairs_of_the_speculators_format_are_reordered_once(tmp_path: Path, inside: bool) -> None:
     def change(settings: dict[str, Any]) -> None:
         where = settings["transformer_layer_config"] if inside else settings
         where["rope_is_neox_style"] = False

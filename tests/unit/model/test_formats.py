@@ -74,9 +74,7 @@ def spelled() -> dict[str, Any]:
 @torch.no_grad()
 @pytest.mark.parametrize("folder", QWEN3, ids=name)
 @pytest.mark.parametrize("share_tables", [False, True])
-def test_a_twin_drafts_what_the_original_drafts(
-    tmp_path: Path, folder: Path, share_tables: bool
-) -> None:
+def test_a_twin_drafts_the_same(tmp_path: Path, folder: Path, share_tables: bool) -> None:
     to_speculators(folder, tmp_path / "twin", share_tables=share_tables)
     stored = load_file(tmp_path / "twin" / "model.safetensors")
     assert ("embed_tokens.weight" in stored) is not share_tables
@@ -95,19 +93,15 @@ def test_a_file_of_the_other_library_reads_as_the_released_one() -> None:
     released = json.loads((DATA / "dspark_vanilla" / "config.json").read_text())
     mine, theirs = parse_drafter_config(released), parse_drafter_config(spelled())
     assert theirs.target_layer_ids == mine.target_layer_ids == (0, 1, 2, 3, 4)
-    assert (theirs.num_target_layers, mine.num_target_layers) == (0, 6), (
-        "the other format does not say"
-    )
+    assert (theirs.num_target_layers, mine.num_target_layers) == (0, 6), "the other one says none"
     assert {**vars(theirs), "num_target_layers": 6} == vars(mine)
 
 
 def test_what_a_nested_layer_config_leaves_out_has_the_library_s_value() -> None:
     transformers = pytest.importorskip("transformers")
     raw = spelled() | {"transformer_layer_config": {"model_type": "qwen3", "num_hidden_layers": 5}}
-    read, library = (
-        parse_drafter_config(raw | {"draft_vocab_size": 151936}),
-        transformers.Qwen3Config(),
-    )
+    read = parse_drafter_config(raw | {"draft_vocab_size": 151936})
+    library = transformers.Qwen3Config()
     filled = set(LAYER_KEYS) - {"num_hidden_layers", "rope_parameters"} | {"rms_norm_eps"}
     assert {key: getattr(read, key) for key in filled} == {
         key: getattr(library, key) for key in filled

@@ -170,9 +170,7 @@ def test_a_link_to_itself_is_no_file(drafter: Path) -> None:
         load_drafter(drafter)
 
 
-def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(
-    drafter: Path, tmp_path: Path
-) -> None:
+def test_links_of_a_hub_cache_and_in_the_folder_are_followed(drafter: Path, tmp_path: Path) -> None:
     whole = load_drafter(drafter).fingerprint
     store, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "abc"
     store.mkdir(parents=True)
@@ -188,11 +186,7 @@ def test_links_of_a_hub_cache_and_inside_the_folder_are_followed(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"fc.weight": "a.safetensors"},
-        {"no.such.weight": "a.safetensors"},
-        {"lm_head.weight": None},
-    ],
+    [{"fc.weight": "a.safetensors"}, {"no.such.weight": "a.safetensors"}, {"lm_head.weight": None}],
     ids=["elsewhere", "invented", "left out"],
 )
 def test_an_index_says_what_the_files_say(drafter: Path, change: dict[str, str | None]) -> None:

@@ -162,11 +162,7 @@ def test_sizes_that_a_target_s_file_leaves_out_or_calls_otherwise_are_the_librar
 ) -> None:
     shape = {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4}
     transformers.GPT2Config(**shape).save_pretrained(tmp_path / "other names")
-    assert sizes_of(tmp_path / "other names") == {
-        "hidden_size": 64,
-        "vocab_size": 128,
-        "layers": 2,
-    }
+    assert sizes_of(tmp_path / "other names") == {"hidden_size": 64, "vocab_size": 128, "layers": 2}
     bare = {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_hidden_layers": 2}}
     (tmp_path / "config.json").write_text(json.dumps(bare))
     text = transformers.Gemma3TextConfig()

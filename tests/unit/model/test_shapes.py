@@ -48,9 +48,7 @@ def test_thin_ones_load_with_nothing_missing_and_nothing_left(tmp_path: Path, na
     assert set(drafter.stored_names().values()) == set(shapes)
 
 
-def test_the_command_checks_and_converts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_checks_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, twin, kept = tmp_path / "made", tmp_path / "twin", tmp_path / "kept.json"
     write_thin(made, "eagle3_qwen3_4b_ttt7")
     assert main(["checkpoint", "check", str(made), "--json"]) == 0

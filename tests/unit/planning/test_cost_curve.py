@@ -45,23 +45,15 @@ def _step(tokens: float, context: float, sequences: float) -> float:
     return 4e-3 + 3e-4 * tokens + 4e-6 * context * sequences
 
 
-def _of_sequences() -> CostCurve:
-    measured = [_step(t, c, -(-t // PER)) for t in TOKENS for c in CONTEXTS]
-    return CostCurve(
-        TOKENS,
-        CONTEXTS,
-        measured,
-        sequence_seconds=[4e-6 * c for c in CONTEXTS],
-        tokens_per_sequence=PER,
-    )
-
-
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("tokens", "sequences"), [(16, 16), (64, 16), (128, 16), (64, 64), (8, 1)])
 def test_a_step_is_priced_by_its_sequences_and_not_by_its_tokens_alone(
     tokens: int, sequences: int, context: int
 ) -> None:
-    curve, true = _of_sequences(), _step(tokens, context, sequences)
+    measured = [_step(t, c, -(-t // PER)) for t in TOKENS for c in CONTEXTS]
+    each = [4e-6 * c for c in CONTEXTS]
+    curve = CostCurve(TOKENS, CONTEXTS, measured, sequence_seconds=each, tokens_per_sequence=PER)
+    true = _step(tokens, context, sequences)
     assert curve.measured(tokens, context, sequences) == pytest.approx(true, rel=0.02)
     (told,) = curve.stairs(np.array([float(tokens)]), context, sequences)
     assert told == pytest.approx(true, rel=0.02)

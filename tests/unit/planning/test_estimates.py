@@ -6,15 +6,7 @@ import pytest
 from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
 from coordinator.planning.tries import IN_A_ROW
-from tests.unit.planning.rounds_of import (
-    CONTEXT,
-    COSTS,
-    SLOTS,
-    Costs,
-    lane,
-    learn,
-    planner_of,
-)
+from tests.unit.planning.rounds_of import CONTEXT, COSTS, SLOTS, Costs, lane, learn, planner_of
 
 
 @pytest.mark.parametrize(
@@ -77,9 +69,7 @@ def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
 
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("price", [0.0, 0.5, 0.9])
-def test_verifying_the_promising_slots_alone_does_not_bend_the_estimate(
-    price: float, labels: bool
-) -> None:
+def test_verifying_promising_slots_alone_bends_no_estimate(price: float, labels: bool) -> None:
     rng = np.random.default_rng(1)
     estimator = AcceptanceEstimator(SLOTS)
     for _ in range(200):

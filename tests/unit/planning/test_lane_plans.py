@@ -112,9 +112,7 @@ def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve 
     assert told(made).terms_of(1).slots == 5
     made.drafters([])
     made.replan()
-    assert told(made).terms_of(1).slots == 5, (
-        "it is out of reach here, and may be there for the verifier"
-    )
+    assert told(made).terms_of(1).slots == 5, "out of reach here, and maybe not for the verifier"
 
 
 def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
@@ -244,9 +242,7 @@ def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:
     assert told(alone).draft_s == told(beside).draft_s > told(shared).draft_s
 
 
-def test_a_lane_is_looked_at_anew_after_news_or_when_it_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lane_is_looked_at_anew_after_news_or_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[PlannedLane] = []
     computed = LaneOptions._computed
     monkeypatch.setattr(

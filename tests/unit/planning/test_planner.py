@@ -169,9 +169,7 @@ def test_a_drafter_s_trust_is_in_the_weight_that_the_verifier_compares_with() ->
     assert prefixes([block], [bad])[0] < prefixes([block], [good])[0]
 
 
-def test_two_cohorts_where_halves_hide_their_drafts_and_one_where_halves_cost_a_whole_pass() -> (
-    None
-):
+def test_two_cohorts_where_halves_hide_drafts_and_one_where_halves_cost_a_whole_pass() -> None:
     hidden = Costs(lambda t: 1e-3 + 0.2e-3 * t, lambda n, k: 0.3e-3 * n, 4e-3)
     flat = Costs(lambda t: 20e-3, lambda n, k: 2e-3, 1e-3)
     for costs, cohorts in ((hidden, 2), (flat, 1)):

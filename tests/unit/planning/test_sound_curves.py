@@ -18,11 +18,9 @@ ROUNDING = 1e-9
 def _measured(draw: np.random.Generator) -> dict[tuple[int, int], list[float]]:
     """A device's times by (tokens, context), some of them, with noise of any size and what no clock
     says."""
-    base, token, context = (
-        10.0 ** draw.uniform(-5, -1),
-        10.0 ** draw.uniform(-7, -3),
-        10.0 ** draw.uniform(-9, -5),
-    )
+    base = 10.0 ** draw.uniform(-5, -1)
+    token = 10.0 ** draw.uniform(-7, -3)
+    context = 10.0 ** draw.uniform(-9, -5)
     noise, kept = draw.choice([0.0, 0.05, 0.5, 2.0]), draw.uniform(0.05, 1.0)
     samples: dict[tuple[int, int], list[float]] = {}
     for size, length in itertools.product(SIZES, CONTEXTS):

@@ -64,9 +64,7 @@ def test_r2_a_weight_is_frozen_too() -> None:
 
 @pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
 @pytest.mark.parametrize("kind", PlanKind)
-def test_r3_what_comes_after_a_slot_never_decides_whether_it_is_verified(
-    kind: PlanKind, cap: int
-) -> None:
+def test_r3_what_comes_after_a_slot_never_decides_about_it(kind: PlanKind, cap: int) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)
@@ -105,9 +103,7 @@ def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> N
 def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
     capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
     assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
-    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], (
-        "ties: the lower row"
-    )
+    assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], "tie: the lower row"
     assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], (
         "and the earlier slot first"
     )
@@ -121,9 +117,7 @@ def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others(
     order = only(verifier.prefilled(1, 2, 3), SendOrder)
     run = only(verifier.blocks(order, *[(1.0, 1.0, 1.0)] * 3), RunPass)
     assert run.rows[0].prefix == 3
-    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, (
-        "the oldest took what the youngest stood on"
-    )
+    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, "taken by the oldest"
     assert [row.sequence for row in run.rows] == [1, 2]
 
 
@@ -148,9 +142,7 @@ def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
     assert (run.rows[0].sequence, run.rows[0].prefix) == (2, 0)
     verifier.acknowledge(verifier.said)
     verifier.pages.total += 10
-    assert only(verifier.ended(run), SendOrder).rows[0].committed_len == PROMPT + 2, (
-        "the next one is"
-    )
+    assert only(verifier.ended(run), SendOrder).rows[0].committed_len == PROMPT + 2, "the next is"
 
 
 def test_r5_a_deadline_is_fixed_with_its_order() -> None:
@@ -238,9 +230,7 @@ def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
 def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
     verifier = Verifier()
     verifier.prefilled(1, drafter=0, epoch=3)
-    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, (
-        "it is here"
-    )
+    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, "is here"
     assert not verifier.tell(Admit(1, 3, PROMPT, 20)), "who is told of twice is not said to be gone"
     verifier.tell(Release(1, 3, How.DROP))
     for epoch in (2, 3):

@@ -35,6 +35,11 @@ from dspark.types import InForm, Verdict
 from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 
+@pytest.fixture
+def verifier() -> Verifier:
+    return Verifier()
+
+
 def test_an_event_the_table_does_not_list_is_an_error() -> None:
     sequence = SequenceState(4, 0, PROMPT, 20, frozenset())
     with pytest.raises(UnlistedEvent, match=f"{State.PREFILL.value}.*{Event.BLOCK_CAME.value}"):
@@ -45,8 +50,7 @@ def test_an_event_the_table_does_not_list_is_an_error() -> None:
 # Prompts.
 
 
-def test_an_admitted_sequence_is_prefilled_and_opened_at_its_drafter() -> None:
-    verifier = Verifier()
+def test_an_admitted_sequence_is_prefilled_and_opened_at_its_drafter(verifier: Verifier) -> None:
     actions = verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
     assert actions == [Prefill(1, 0), OpenAtDrafter(DRAFTER, 1, 0)]
     assert verifier.state(1) == "PREFILL"
@@ -62,8 +66,7 @@ def test_a_prefilled_sequence_reports_round_0_and_sends_its_rows_in_bulk() -> No
     assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 0, PROMPT)
 
 
-def test_a_prompt_without_pages_is_gone() -> None:
-    verifier = Verifier()
+def test_a_prompt_without_pages_is_gone(verifier: Verifier) -> None:
     verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
     actions = verifier.tell(PrefillRefused(1, 0))
     assert only(actions, Released) == Released(1, 0, 0, Why.NO_PAGES)
@@ -74,9 +77,8 @@ def test_a_prompt_without_pages_is_gone() -> None:
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_drawn(
-    drawn: bool,
+    drawn: bool, verifier: Verifier
 ) -> None:
-    verifier = Verifier()
     verifier.tell(Admit(1, 0, PROMPT, 20))
     assert only(verifier.tell(Release(1, 0, How.SETTLE)), CallBackPrefill).sequence == 1
     assert verifier.state(1) == "SETTLING"
@@ -106,9 +108,8 @@ def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots()
     ],
 )
 def test_what_forms_did_is_reported_of_the_tokens_that_are_said(
-    tokens: tuple[int, ...], form: InForm, forced: tuple[bool, ...]
+    tokens: tuple[int, ...], form: InForm, forced: tuple[bool, ...], verifier: Verifier
 ) -> None:
-    verifier = Verifier()
     verifier.prefilled(1)
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
     drawn = [Verdict(tokens, form=form)]
@@ -116,8 +117,7 @@ def test_what_forms_did_is_reported_of_the_tokens_that_are_said(
     assert (said.forced, said.forbidden) == (forced, True)
 
 
-def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one() -> None:
-    verifier = Verifier()
+def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one(verifier: Verifier) -> None:
     verifier.prefilled(1)
     run = only(verifier.blocks(only(verifier.said, SendOrder), (0.9, 0.9, 0.9)), RunPass)
     actions = verifier.tell(PassEnded(run.number, [Verdict((5,), spoilt=True)]))
@@ -265,13 +265,10 @@ def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
     assert only(verifier.blocks(order, (1.0,) * 5), RunPass).rows[0].prefix == 2
     verifier = Verifier(priced(slots=3))
     order = only(verifier.prefilled(1, room=3), SendOrder)
-    assert order.rows[0].slots == 1, (
-        "the prefill took one, and the target's own token takes another"
-    )
+    assert order.rows[0].slots == 1, "the prefill took one, and the target's own token takes one"
 
 
-def test_a_block_for_another_order_is_stale() -> None:
-    verifier = Verifier()
+def test_a_block_for_another_order_is_stale(verifier: Verifier) -> None:
     order = only(verifier.prefilled(1), SendOrder)
     assert not verifier.tell(BlocksCame(order.order + 7, [(0.9,)], [PROMPT]))
     assert verifier.state(1) == "ORDERED"
@@ -294,8 +291,7 @@ def test_a_late_block_is_an_empty_one_and_its_drafter_is_asked_nothing_until_it_
     assert of(verifier.ended(run), SendOrder)
 
 
-def test_a_drafter_gets_no_more_orders_than_it_takes() -> None:
-    verifier = Verifier()
+def test_a_drafter_gets_no_more_orders_than_it_takes(verifier: Verifier) -> None:
     orders = [
         order
         for number in range(MAX_OPEN_ORDERS + 2)
@@ -308,8 +304,7 @@ def test_a_drafter_gets_no_more_orders_than_it_takes() -> None:
     assert of(verifier.prefilled(99), SendOrder), "it has answered one"
 
 
-def test_a_drafter_that_stays_silent_is_given_up() -> None:
-    verifier = Verifier()
+def test_a_drafter_that_stays_silent_is_given_up(verifier: Verifier) -> None:
     verifier.prefilled(1)
     for _ in range(2):
         verifier.now = verifier.loop.next_at() or 0.0
@@ -327,8 +322,7 @@ def test_a_lost_drafter_leaves_empty_blocks_and_nobody_is_asked_for_that_anchor_
     assert rounds(verifier.ended(only(actions, RunPass)))[0].why_empty == "drafter lost"
 
 
-def test_another_drafter_takes_over_between_rounds_once_it_has_the_rows() -> None:
-    verifier = Verifier()
+def test_another_drafter_takes_over_between_rounds_once_it_has_the_rows(verifier: Verifier) -> None:
     order = only(verifier.prefilled(1), SendOrder)
     verifier.hold_rows = True
     actions = verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
@@ -346,8 +340,9 @@ def test_another_drafter_takes_over_between_rounds_once_it_has_the_rows() -> Non
 
 
 @pytest.mark.parametrize("why", ["", "unknown sequence"])
-def test_a_drafter_that_lost_rows_gets_none_where_another_takes_over(why: str) -> None:
-    verifier = Verifier()
+def test_a_drafter_that_lost_rows_gets_none_where_another_takes_over(
+    why: str, verifier: Verifier
+) -> None:
     order = only(verifier.prefilled(1, room=500), SendOrder)
     verifier.hold_rows = True
     verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
@@ -360,8 +355,9 @@ def test_a_drafter_that_lost_rows_gets_none_where_another_takes_over(why: str) -
 
 
 @pytest.mark.parametrize("drafter", [0, OTHER])
-def test_a_drafter_that_was_closed_behind_its_order_is_sent_nothing(drafter: int) -> None:
-    verifier = Verifier()
+def test_a_drafter_that_was_closed_behind_its_order_is_sent_nothing(
+    drafter: int, verifier: Verifier
+) -> None:
     order = only(verifier.prefilled(1, room=500), SendOrder)
     named = Plan(window=1 << 20, sequences={1: SequencePlan(drafter=drafter)})
     assert verifier.tell(named) == [CloseAtDrafter(DRAFTER, 1, 0)]
@@ -369,8 +365,7 @@ def test_a_drafter_that_was_closed_behind_its_order_is_sent_nothing(drafter: int
     assert [type(each) for each in actions] == [RunPass]
 
 
-def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> None:
-    verifier = Verifier()
+def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk(verifier: Verifier) -> None:
     order = only(verifier.prefilled(1), SendOrder)
     actions = verifier.tell(BlocksCame(order.order, [(0.9,)], [4]))
     assert only(actions, SendRows) == SendRows(DRAFTER, 1, 0, 4, PROMPT)
@@ -383,8 +378,7 @@ def test_missing_rows_at_a_drafter_empty_the_block_and_are_sent_in_bulk() -> Non
 # Passes.
 
 
-def test_a_cohort_waits_for_all_of_its_blocks() -> None:
-    verifier = Verifier()
+def test_a_cohort_waits_for_all_of_its_blocks(verifier: Verifier) -> None:
     verifier.prefilled(1, drafter=DRAFTER)
     (first,) = of(verifier.said, SendOrder)
     verifier.prefilled(2, drafter=OTHER)
@@ -493,8 +487,7 @@ def test_between_passes_settling_is_leaving(state: str) -> None:
     assert verifier.state(1) == "GONE"
 
 
-def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over() -> None:
-    verifier = Verifier()
+def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over(verifier: Verifier) -> None:
     run = only(verifier.prefilled(1, drafter=0), RunPass)
     verifier.tell(Release(1, 0, How.DROP))
     assert verifier.state(1) == "GONE"
@@ -504,16 +497,14 @@ def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over() -> Non
     assert verifier.loop.counts["verdict of a dropped sequence"] == 1
 
 
-def test_a_block_that_comes_for_who_left_is_counted() -> None:
-    verifier = Verifier()
+def test_a_block_that_comes_for_who_left_is_counted(verifier: Verifier) -> None:
     order = only(verifier.prefilled(1), SendOrder)
     verifier.tell(Release(1, 0, How.DROP))
     assert not verifier.blocks(order, (0.9,))
     assert verifier.loop.counts["block of a sequence that left"] == 1
 
 
-def test_what_comes_for_who_is_gone_is_counted() -> None:
-    verifier = Verifier()
+def test_what_comes_for_who_is_gone_is_counted(verifier: Verifier) -> None:
     verifier.tell(
         Acknowledged(9, 0, 0),
         Release(9, 0, How.SETTLE),
@@ -523,8 +514,7 @@ def test_what_comes_for_who_is_gone_is_counted() -> None:
     assert sum(verifier.loop.counts.values()) == 4
 
 
-def test_whatever_is_not_wanted_any_more_is_dropped() -> None:
-    verifier = Verifier()
+def test_whatever_is_not_wanted_any_more_is_dropped(verifier: Verifier) -> None:
     verifier.prefilled(1, 2)
     actions = verifier.tell(Keep(frozenset({(1, 0), (2, 7), (9, 0)})))
     assert verifier.state(1) != "GONE"
@@ -535,8 +525,7 @@ def test_whatever_is_not_wanted_any_more_is_dropped() -> None:
     assert verifier.loop.counts["unwanted sequence"] == 1
 
 
-def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
-    verifier = Verifier()
+def test_a_drafter_that_forgot_a_sequence_gets_it_again(verifier: Verifier) -> None:
     order = only(verifier.prefilled(1), SendOrder)
     actions = verifier.tell(BlocksCame(order.order, [()], [0], ["unknown sequence"]))
     assert only(actions, OpenAtDrafter) == OpenAtDrafter(DRAFTER, 1, 0)
@@ -544,6 +533,4 @@ def test_a_drafter_that_forgot_a_sequence_gets_it_again() -> None:
     actions = verifier.ended(only(actions, RunPass))
     said = rounds(actions)[0]
     assert (said.why_empty, said.drafter) == ("unknown sequence", DRAFTER)
-    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, (
-        "it drafts again"
-    )
+    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts"

@@ -33,7 +33,7 @@ async def busy(worker: DeviceWorker) -> tuple[threading.Event, asyncio.Future[bo
     return gate, running
 
 
-async def test_rounds_go_before_prompt_chunks(
+async def test_rounds_go_before_chunks(
     worker: DeviceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_worker, "LATER_S", 60.0)
@@ -66,9 +66,7 @@ async def test_rounds_without_a_pause_do_not_keep_a_chunk_waiting_for_ever(
         over.set()
 
 
-async def test_a_full_queue_is_an_overload_and_a_closed_one_unavailable(
-    worker: DeviceWorker,
-) -> None:
+async def test_a_full_queue_is_overload_and_a_closed_one_unavailable(worker: DeviceWorker) -> None:
     gate, running = await busy(worker)
     waiting = [asyncio.ensure_future(worker.run(int)) for _ in range(5)]
     await asyncio.sleep(0)

@@ -2,14 +2,13 @@
 
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dspark.errors import ConfigError
 from dspark.runtime.process import keep_to, parse_cpus, threads_for, usable
+from tests.commands import python
 
 linux = pytest.mark.skipif(not usable(), reason="the platform tells nothing of processors")
 
@@ -56,10 +55,7 @@ after = threading.Thread(target=tell); after.start()
 stop.set(); before.join(); after.join()
 print(found, os.sched_getaffinity(0))
 """
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert told.stdout.strip() == f"[{{{only}}}, {{{only}}}] {{{only}}}"
+    assert python(program).strip() == f"[{{{only}}}, {{{only}}}] {{{only}}}"
 
 
 def test_a_platform_that_knows_no_such_thing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,15 +128,9 @@ print((faults() - before) * resource.getpagesize())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told")
 def test_memory_of_a_round_is_asked_of_the_system_once() -> None:
-    def asked(how: str) -> int:
-        made = subprocess.run(
-            [sys.executable, "-c", ROUNDS, how], capture_output=True, text=True, check=True
-        )
-        return int(made.stdout)
-
     a_round = 20 << 18
-    assert asked("as it was") > 10 * a_round, "it would be asked for again every round"
-    assert asked("kept") < a_round
+    assert int(python(ROUNDS, "as it was")) > 10 * a_round, "it would be asked for every round"
+    assert int(python(ROUNDS, "kept")) < a_round
 
 
 CYCLES = """
@@ -163,10 +153,7 @@ print(visited, rare, len(looks) > 0, len(gc.get_objects()) < 2 * COLLECT_AFTER)
 
 
 def test_cycles_are_looked_for_rarely_and_not_among_what_is_loaded() -> None:
-    made = subprocess.run(
-        [sys.executable, "-c", CYCLES], capture_output=True, text=True, check=True
-    )
-    visited, *told = made.stdout.split()
+    visited, *told = python(CYCLES).split()
     assert int(visited) < 1_000, "what is loaded would be visited"
     assert told[:3] == ["0", "True", "True"], "rarely, but cycles are freed in the end"
     assert told[3:] == ["0"], "what is still frozen at the end looks like a leak to libraries"

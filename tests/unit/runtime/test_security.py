@@ -145,9 +145,7 @@ def test_a_certificate_says_who_calls_where_no_token_does() -> None:
         ("https://worker/x",),
     ):
         assert _ask(access, SESSION, None, names) == "denied"
-    assert _ask(access, SESSION, "any", ("dspark://worker/v",)) == "denied", (
-        "a wrong token is not made good"
-    )
+    assert _ask(access, SESSION, "any", ("dspark://worker/v",)) == "denied", "still a wrong token"
 
 
 def test_loopback_needs_nothing_and_wider_needs_a_secret_or_a_word(files: dict[str, str]) -> None:

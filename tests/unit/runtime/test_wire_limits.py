@@ -61,9 +61,7 @@ def test_the_largest_proper_request_passes() -> None:
         (generate_pb2.GenerateRequest(resume=generate_pb2.Resume(offsets=[1] * 5000)), "resume"),
     ],
 )
-def test_a_part_that_is_too_large_is_named(
-    request_: generate_pb2.GenerateRequest, named: str
-) -> None:
+def test_a_too_large_part_is_named(request_: generate_pb2.GenerateRequest, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_size(GENERATE, request_.SerializeToString())
     assert caught.value.field == named

@@ -39,49 +39,28 @@ def test_the_shipped_files_are_read(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"verify": None}, "synthetic.verify: required and not given"),
-        ({"verify": 3}, "synthetic.verify: must be a mapping"),
-        ({"draft": {"sequences": [1]}}, "synthetic.draft.ms: required and not given"),
-        ({"draft": {"sequences": [2, 1], "ms": [1, 1]}}, "synthetic.draft.sequences: must ascend"),
-        (
-            {"draft": {"sequences": [1], "ms": [-1]}},
-            "synthetic.draft.ms[0]: -1 is not in 1e-06..1e+07",
-        ),
-        (
-            {"draft": {"sequences": [1], "ms": [[1, 2]]}},
-            "synthetic.draft.ms[0]: 2 values for 1 contexts",
-        ),
-        (
-            {"draft": {"sequences": [1], "ms": [1, 2]}},
-            "synthetic.draft.ms: needs one row per entry of sequences",
-        ),
-        (
-            {"draft": {"sequences": [1], "ms": [1], "stairs": 2}},
-            "synthetic.draft.stairs: must be true or false",
-        ),
-        (
-            {"draft": {"sequences": [1], "ms": [1], "token": 2}},
-            "synthetic.draft.token: unknown key",
-        ),
-        ({"domains": {}}, "synthetic.domains: must map names"),
-        (
-            {"domains": {"a": {"accept": [1.2]}}},
-            "synthetic.domains.a.accept[0]: 1.2 is not in 0..1",
-        ),
-        (
-            {"domains": {"a": {"accept": [0.1]}, "b": {"accept": [0.1, 0.1]}}},
-            "synthetic.domains.b.accept: 2 slots",
-        ),
-        ({"vocabulary": 1 << 30}, "synthetic.vocabulary: "),
-        ({"vocabulary": True}, "synthetic.vocabulary: True is not a whole number"),
-        ({"confidence": {"noise": "much"}}, "synthetic.confidence.noise: 'much' is not a number"),
-        ({"speed": 2}, "synthetic.speed: unknown key"),
+        ({"verify": None}, "verify: required and not given"),
+        ({"verify": 3}, "verify: must be a mapping"),
+        ({"draft": {"sequences": [1]}}, "draft.ms: required and not given"),
+        ({"draft": {"sequences": [2, 1], "ms": [1, 1]}}, "draft.sequences: must ascend"),
+        ({"draft": {"sequences": [1], "ms": [-1]}}, "draft.ms[0]: -1 is not in 1e-06..1e+07"),
+        ({"draft": {"sequences": [1], "ms": [[1, 2]]}}, "draft.ms[0]: 2 values for 1 contexts"),
+        ({"draft": {"sequences": [1], "ms": [1, 2]}}, "draft.ms: needs one row per entry of"),
+        ({"draft": {"sequences": [1], "ms": [1], "stairs": 2}}, "draft.stairs: must be true"),
+        ({"draft": {"sequences": [1], "ms": [1], "token": 2}}, "draft.token: unknown key"),
+        ({"domains": {}}, "domains: must map names"),
+        ({"domains": {"a": {"accept": [1.2]}}}, "domains.a.accept[0]: 1.2 is not in 0..1"),
+        ({"domains": {"a": {"accept": [1]}, "b": {"accept": [1, 1]}}}, "domains.b.accept: 2 slots"),
+        ({"vocabulary": 1 << 30}, "vocabulary: "),
+        ({"vocabulary": True}, "vocabulary: True is not a whole number"),
+        ({"confidence": {"noise": "much"}}, "confidence.noise: 'much' is not a number"),
+        ({"speed": 2}, "speed: unknown key"),
     ],
 )
 def test_a_mistake_is_named_by_its_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_spec(document(**changes))
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"synthetic.{message}")
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:

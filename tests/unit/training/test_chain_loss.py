@@ -52,9 +52,7 @@ def _batch(
 
 
 @pytest.mark.parametrize(("kind", "model_type"), CHAINS)
-def test_the_loss_is_the_formula_and_so_are_its_gradients(
-    kind: Kind, model_type: ModelType
-) -> None:
+def test_the_loss_is_the_formula_and_so_its_gradients(kind: Kind, model_type: ModelType) -> None:
     drafter = family_drafter(kind, model_type).train()
     assert isinstance(drafter, ChainDrafter)
     case, lengths = _case(drafter), (LENGTH, LENGTH, 9)

@@ -85,10 +85,8 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
         return torch.randn(*shape, generator=generator).requires_grad_()
 
     hidden, head, codes, w2 = leaf(11, 6), leaf(size, 6), leaf(11, 3), leaf(size, 3)
-    wanted, target_head = (
-        torch.randn(11, 8, generator=generator),
-        torch.randn(30, 8, generator=generator),
-    )
+    wanted = torch.randn(11, 8, generator=generator)
+    target_head = torch.randn(30, 8, generator=generator)
     ids = torch.randint(0, 30, (11,), generator=generator)
     scale, weights = torch.rand(11, generator=generator), LossWeights(ce=0.3, l1=0.7)
 
@@ -170,9 +168,7 @@ def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -
     )
 
 
-def test_no_more_than_a_slice_of_the_vocabulary_is_ever_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_more_than_a_slice_of_the_vocabulary_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dspark.training.lean_loss.SLICE_ROWS", 5)
     rows, width, vocabulary = 60, 4, 2000
     generator = torch.Generator().manual_seed(2)

@@ -8,7 +8,6 @@ import pytest
 from dspark.model.calibration import SlotFit
 from dspark.training.reliability import (
     by_slot,
-    calibration_error,
     conditional_ranking,
     ranking,
     sigmoid,
@@ -76,10 +75,6 @@ def test_a_fit_moves_no_score_past_another() -> None:
     for fitted in (temperatures, with_offsets):
         moved = fitted(logits, accepted).logits(logits)
         assert conditional_ranking(logits, accepted) == conditional_ranking(moved, accepted)
-
-
-def test_a_right_prediction_has_no_error() -> None:
-    assert calibration_error(np.array([0.5, 0.5, 0.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0])) < 1e-6
 
 
 def test_ranking_counts_pairs_and_gives_half_for_equals() -> None:

@@ -37,13 +37,9 @@ Run = Callable[..., Settings]
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors")
-
-
-@pytest.fixture(scope="module")
-def run_in(samples: Path, golden_target: Path) -> Run:
+def run_in(tmp_path_factory: pytest.TempPathFactory, golden_target: Path) -> Run:
     """Settings of a short run in a folder."""
+    samples = random_samples(tmp_path_factory.mktemp("samples") / "samples.safetensors")
     return partial(short_run, samples, golden_target)
 
 
@@ -86,9 +82,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_pa
 
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3", "mtp", "lm"])
-def test_how_a_step_is_cut_into_pieces_changes_rounding_only(
-    family: str, run_in: Run, tmp_path: Path
-) -> None:
+def test_how_steps_are_cut_changes_rounding_only(family: str, run_in: Run, tmp_path: Path) -> None:
     curves = []
     for tokens in (1, 70, 4096):
         out, changes = tmp_path / str(tokens), {"family": family, "steps": 2, "rate": 1e-3}
@@ -129,9 +123,7 @@ def test_a_piece_is_learned_from_before_the_next_is_computed(run_in: Run, tmp_pa
     assert events == ["features", "learned"] * 3
 
 
-def test_a_cache_gives_the_curve_of_the_target_beside_the_drafter(
-    run_in: Run, tmp_path: Path
-) -> None:
+def test_a_cache_gives_the_curve_of_a_target_beside_a_drafter(run_in: Run, tmp_path: Path) -> None:
     online = run_in(tmp_path / "online", steps=2)
     cached = replace(online, out=str(tmp_path / "cached"), cache=str(tmp_path / "cache"))
     make_cache(cached, plan_for(cached, "float32"), tmp_path / "cache")

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import (
-    Admit,
-    BlocksCame,
-    DrafterLost,
-    OrderRow,
-    PassRow,
-    SendOrder,
-    Told,
-)
+from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
@@ -148,14 +140,10 @@ def test_values_that_are_none_are_counted_and_end_like_what_cannot_be_drafted(
         assert isinstance(told, DrafterLost if number == MALFORMED_ORDERS else BlocksCame)
         if isinstance(told, BlocksCame):
             assert (told.confidence, told.why_empty) == ([()], ["invalid"])
-            assert verifier.drafters.judged([], []) == [], (
-                "a pass without its slots changes nothing"
-            )
+            assert verifier.drafters.judged([], []) == [], "a pass without its slots changes none"
 
 
-def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(
-    pair: Pair,
-) -> None:
+def test_so_are_those_that_a_pass_finds_out_unless_others_come_between(pair: Pair) -> None:
     verifier = Verifier(*pair)
     kinds = [True, True, False, True, True, True]
     for number, wrong in enumerate(kinds, 1):

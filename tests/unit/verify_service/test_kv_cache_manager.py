@@ -1,11 +1,14 @@
-"""Whatever is shared, kept or given back: who reads a slot finds what its own tokens wrote
-there."""
+"""Whatever is shared, kept or given back, and however the pool lies: who reads a slot finds what
+its own tokens wrote there."""
 
 import numpy as np
+import psutil
 import pytest
+import torch
 
 from dspark.types import SamplingParams
 from verify_service.kv_cache_manager import KVCacheManager
+from verify_service.kv_pool import ALIGNMENT, KeyValuePool
 from verify_service.sequences import CachedSequence
 
 SIZE = 4
@@ -18,13 +21,7 @@ class Memory:
 
     def __init__(self, pages: int) -> None:
         self.said: list[Written | None] = [None] * (pages * SIZE)
-        self.holdings = KVCacheManager(
-            pages=pages,
-            page_size=SIZE,
-            most=64,
-            store=None,
-            kept=pages,
-        )
+        self.holdings = KVCacheManager(pages=pages, page_size=SIZE, most=64, store=None, kept=pages)
         self.spared = 0
 
     def take_in(
@@ -92,3 +89,41 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
         memory.holdings.drop(state)
     memory.holdings.prefixes.clear()
     assert memory.holdings.pool.free == memory.holdings.pool.total
+
+
+HEADS, WIDTH, SLOTS = 2, 4, 24
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_gathered_rows_are_those_of_the_slots_member_by_member(by_head: bool) -> None:
+    """Also where room for them grows, and is used again."""
+    pool = KeyValuePool(SLOTS, by_head=by_head)
+    rows = torch.randn(SLOTS, HEADS, WIDTH)
+    keys, values = pool.layer(0, rows[:1], rows[:1])
+    keys.index_copy_(0, torch.arange(SLOTS), rows)
+    values[3:9] = rows[3:9]
+    assert torch.equal(values[3:9], rows[3:9])
+    for slots in ([5, 6], [5, 6, 7, 20, 21, 20], [*range(12)], [3, 2, 1, 0]):
+        index = torch.tensor(slots)
+        found = pool.gather("keys", keys, index, 2)
+        assert torch.equal(found, rows[index].view(2, -1, HEADS, WIDTH).transpose(1, 2))
+
+
+def test_a_heads_keys_lie_side_by_side_where_attention_reads_them_so() -> None:
+    like = torch.randn(1, HEADS, WIDTH)
+    keys, _ = KeyValuePool(SLOTS, by_head=True).layer(0, like, like)
+    assert keys.transpose(0, 1).is_contiguous()
+
+
+def test_a_pool_takes_memory_of_a_host_only_where_tokens_are_written() -> None:
+    like = torch.ones(1, HEADS, SIZE, dtype=torch.bfloat16)
+    whole = 1 << 28  # bytes of the keys
+    process = psutil.Process()
+    before = process.memory_info().rss
+    keys, values = KeyValuePool(whole // like.nbytes, by_head=True).layer(0, like, like)
+    assert keys.nbytes == whole
+    assert keys.transpose(0, 1).data_ptr() % ALIGNMENT == 0
+    keys[7] = like
+    assert keys[6:9].count_nonzero() == like.numel()
+    assert values[-1].count_nonzero() == 0
+    assert process.memory_info().rss - before < whole / 8

@@ -70,18 +70,14 @@ def test_a_layer_that_only_looks_the_part_keeps_its_own_code() -> None:
 def test_every_form_of_a_product_is_the_product() -> None:
     forms = set()
     torch.manual_seed(0)
-    for out, scale, bf16 in (
-        (40, 0.1, True),
-        (40, 0.1, False),
-        (40, 1e6, True),
-    ):
+    for scale, bf16 in ((0.1, True), (0.1, False), (1e6, True)):
         for bias in (False, True):
-            layers = [torch.nn.Linear(64, n, bias=bias).requires_grad_(False) for n in (out, 24)]
+            layers = [torch.nn.Linear(64, n, bias=bias).requires_grad_(False) for n in (40, 24)]
             for layer in layers:
                 layer.weight.mul_(scale)
                 if bf16:
                     layer.weight.copy_(layer.weight.bfloat16())
-            x, residual = torch.randn(5, 64), torch.randn(5, out + 24)
+            x, residual = torch.randn(5, 64), torch.randn(5, 64)
             expected = torch.cat([layer(x) for layer in layers], dim=-1)
             product = Product(layers)
             forms.add(product.form)

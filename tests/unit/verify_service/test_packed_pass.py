@@ -1,23 +1,15 @@
 """The packed pass equals the library's own attention, whatever is mixed in it and wherever the
 pages lie."""
 
-from pathlib import Path
-
-import pytest
 import torch
 
-from dspark.model.checkpoint import LoadedTarget, load_target
+from dspark.model.checkpoint import LoadedTarget
 from tests.architectures.serving import prompt as tokens
 from verify_service import self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.plan import ALONE_FROM, Segment, build_plan
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}  # logits of this target reach 15
-
-
-@pytest.fixture(scope="module")
-def target(golden_target: Path) -> LoadedTarget:
-    return load_target(golden_target)
 
 
 def alone(target: LoadedTarget, ids: list[int]) -> torch.Tensor:

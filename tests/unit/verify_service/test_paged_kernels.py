@@ -24,11 +24,6 @@ PAGE = 4
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def target(golden_target: Path) -> LoadedTarget:
-    return load_target(golden_target)
-
-
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean: bool) -> None:
     cases = self_test.expected(target)
@@ -39,12 +34,10 @@ def test_a_runner_with_a_kernel_passes_the_self_test(target: LoadedTarget, lean:
     runner.lean.undo()
 
 
-def test_a_model_that_makes_all_logits_where_few_are_asked_for_is_told(
-    golden_target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_makes_all_logits_where_few_are_asked_for_is_told(golden_target: Path) -> None:
     model, stock = (target := load_target(golden_target)).model, target.model.forward
     cases = self_test.expected(target)
-    monkeypatch.setattr(model, "forward", lambda logits_to_keep=0, **told: stock(**told))
+    model.forward = lambda logits_to_keep=0, **told: stock(**told)
     assert "differ" in (self_test.disagreement(ModelRunner(model, None, 128), cases) or "")
 
 
@@ -107,9 +100,7 @@ def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
     assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
     assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
     cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
-    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), (
-        "nothing is left over, so nobody for it"
-    )
+    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over for one"
     assert graphs.shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
 
 

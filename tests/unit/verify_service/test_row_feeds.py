@@ -119,9 +119,7 @@ def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(fe
     assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
 
 
-def test_a_drafter_that_takes_nothing_is_given_up_although_every_sequence_leaves(
-    feeds: Feeds,
-) -> None:
+def test_a_drafter_that_takes_nothing_is_given_up_though_all_sequences_leave(feeds: Feeds) -> None:
     for sequence in (1, 2, 1):
         feeds.feeds.opened(DRAFTER, (sequence, 0))
         feeds.send(sequence)

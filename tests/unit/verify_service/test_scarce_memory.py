@@ -117,12 +117,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
 def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(load: Load) -> None:
     engine = load(step_prefill_tokens=24, prefix_cache=False)
     # 9, 7, 20 and 3 tokens
-    prompts = {
-        2: PROMPT[:9],
-        3: PROMPT[4:11],
-        4: PROMPT[::-1],
-        5: PROMPT[2:5],
-    }
+    prompts = {2: PROMPT[:9], 3: PROMPT[4:11], 4: PROMPT[::-1], 5: PROMPT[2:5]}
     alone = {n: take_in(engine, n + 100, prompt) for n, prompt in prompts.items()}
     texts = {1: [*PROMPT, take_in(engine, 1, PROMPT)]}
     for sequence, prompt in prompts.items():
@@ -166,16 +161,14 @@ class Fragile:
     """A target that cannot bear some sequences, more of them than `most`, or prompts; or a
     projection behind it."""
 
-    def __init__(
-        self, engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, behind: bool = False
-    ) -> None:
+    def __init__(self, engine: VerifyEngine, *, behind: bool = False) -> None:
         self.bad: set[int] = set()
         self.most = 99
         self.passes = 0
         where: Any = engine._step if behind else engine._runner
         name = "_project" if behind else "run"
         self._inner = getattr(where, name)
-        monkeypatch.setattr(where, name, self._planted)
+        setattr(where, name, self._planted)
 
     def _planted(self, segments: Any, *more: Any, **named: Any) -> Any:
         """segments: of a pass, or what of them was committed."""
@@ -195,12 +188,10 @@ def decoding(engine: VerifyEngine, count: int) -> list[VerifyItem]:
 @pytest.mark.parametrize(
     ("bad", "behind"), [(set(), False), ({3}, False), ({1, 5}, False), ({1, 5}, True)]
 )
-def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
-    load: Load, bad: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_costs_only_who_fails_alone(load: Load, bad: set[int], behind: bool) -> None:
     engine = load(prefix_cache=False)
     items = decoding(engine, 5)
-    fragile = Fragile(engine, monkeypatch, behind=behind)
+    fragile = Fragile(engine, behind=behind)
     fragile.bad, fragile.most = bad, 2
     outcomes = engine.judge_cohort(items).outcomes
     assert {n + 1 for n, outcome in enumerate(outcomes) if isinstance(outcome, Refusal)} == bad
@@ -216,13 +207,11 @@ def test_a_pass_that_fails_costs_those_alone_who_fail_alone(
     assert {each.tokens[-1] for each in again} <= {each.tokens[-1] for each in verdicts}
 
 
-def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(load: Load) -> None:
     engine = load(step_prefill_tokens=8, prefix_cache=False)
     items = decoding(engine, 2)
     line_up(engine, 7, PROMPT)
-    fragile = Fragile(engine, monkeypatch)
+    fragile = Fragile(engine)
     fragile.bad = {7}
     judged(engine, *items)
     assert why(engine.first_token(7)) is RefusalReason.INTERNAL
@@ -230,23 +219,19 @@ def test_a_prompt_that_spoils_a_round_is_told_and_the_round_goes_on_without_it(
     assert not engine.prefill_next(), "it does not come again"
 
 
-def test_a_device_that_fails_at_everything_fails_the_round(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_at_everything_fails_the_round(load: Load) -> None:
     engine = load()
     items = decoding(engine, 3)
-    Fragile(engine, monkeypatch).most = 0
+    Fragile(engine).most = 0
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.judge_cohort(items)
 
 
-def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(load: Load) -> None:
     engine = load(step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False)
     items = decoding(engine, 2)
     line_up(engine, 7, PROMPT)
-    Fragile(engine, monkeypatch).bad = {2}
+    Fragile(engine).bad = {2}
     assert [type(outcome) for outcome in engine.judge_cohort(items).outcomes] == [Verdict, Refusal]
     assert isinstance(engine.first_token(7), int)
 
@@ -262,14 +247,12 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(load: Load) -> No
     assert isinstance(engine._holdings.slots(engine._holdings.states[99], 0, len(text)), range)
 
 
-def test_nobody_finds_pages_that_a_failed_pass_may_have_written(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_finds_pages_that_a_failed_pass_may_have_written(load: Load) -> None:
     engine = load(page_size=4, prefill_chunk=8)
     text = [*PROMPT, take_in(engine, 1, PROMPT)]
     while len(text) < 33:
         say(engine, {1: text})
-    fragile = Fragile(engine, monkeypatch)
+    fragile = Fragile(engine)
 
     def found(sequence: int, prompt: list[int]) -> int:
         cursor = Cursor(sequence, 1, 0, len(prompt))
@@ -303,9 +286,7 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(load: Load) -> No
     ), "it was followed"
     line_up(engine, 2, PROMPT, epoch=2)
     assert [engine.prefill_next(), engine.prefill_next()] == [True, False]
-    assert isinstance(engine.first_token(2, epoch=1), Refusal), (
-        "nor does it take what the newer one draws from"
-    )
+    assert isinstance(engine.first_token(2, epoch=1), Refusal), "nor does it take the newer one's"
     assert engine.first_token(2) == first
     assert engine.features(Cursor(2, 1, 0, 20), 0) is None, "rows are those of an epoch"
 
@@ -326,9 +307,7 @@ def test_what_made_no_numbers_is_in_no_cache(load: Load) -> None:
     assert engine.held.pages_held == 0
 
 
-def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(load: Load) -> None:
     engine = load(page_size=8)
     calm = [*PROMPT, take_in(engine, 1, PROMPT)]
     other = [*PROMPT, take_in(engine, 2, PROMPT)]
@@ -337,7 +316,7 @@ def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(engine._holdings.store, "put_later", full)
+    engine._holdings.store.put_later = full
     say(engine, {2: other})
     assert other == calm
     assert not engine._holdings.states[2].keep_features

@@ -1,7 +1,6 @@
 """Laws that shape logits in the engine: what is counted, what survives a hand-over, what is
 refused, what is told."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,6 @@ PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 1.0}
 LAW = {**PENALTIES, "logit_bias": {9: 1.0}, "temperature": 1.0}  # the likeliest is so at 0 too
 SHAPED = SamplingParams(0.0, **PENALTIES, logit_bias=((9, 1.0),), prompt_len=11)
-
-
-@pytest.fixture
-def engine(load: Callable[..., VerifyEngine]) -> VerifyEngine:
-    return load(kv_tokens=2048, prefill_chunk=4)
 
 
 def plain_greedy(target: Path, count: int) -> list[int]:
@@ -48,9 +42,7 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
     assert tokens[len(PROMPT) :][:13] == wanted[:13]
 
 
-def test_a_hand_over_counts_what_was_committed_as_the_answer(
-    engine: VerifyEngine, golden_target: Path
-) -> None:
+def test_a_hand_over_counts_what_was_committed(engine: VerifyEngine, golden_target: Path) -> None:
     wanted = plain_greedy(golden_target, 10)
     tokens = [*PROMPT, *wanted[:6]]
     anchor = take_in(engine, 1, tokens, params=SHAPED, epoch=2)

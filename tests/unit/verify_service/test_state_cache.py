@@ -48,9 +48,7 @@ def prefilled(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_prompt_goes_on_from_the_longest_state_of_its_tenant(kind: str, tmp_path: Path) -> None:
     model_of(FAMILIES[kind]).save_pretrained(tmp_path)
     served = engine(tmp_path)
     assert served.attention_path == "stateful"
@@ -60,9 +58,7 @@ def test_a_prompt_goes_on_from_the_longest_state_of_its_own_tenant(
     found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
     found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
     assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
-    assert prefilled(served, 5, first, salt="one") == 144, (
-        "once more, and the state is as it was kept"
-    )
+    assert prefilled(served, 5, first, salt="one") == 144, "again, and the state is as it was kept"
     for key in (1, 2, 5):
         torch.testing.assert_close(
             served._holdings.states[key].last_logits, logits, atol=2e-3, rtol=1e-4
@@ -110,9 +106,7 @@ def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(mamba: Path) -
     prefilled(served, 0, [*shared, *prompt(200, 1)])
     assert [kept.length for kept in states._kept.values()] == [64, 128, 256, 448]
     assert prefilled(served, 1, [*shared, *prompt(20, 2)]) == 128
-    assert prefilled(served, 2, [*shared, *prompt(20, 3)]) == 240, (
-        "the last whole page that both begin with"
-    )
+    assert prefilled(served, 2, [*shared, *prompt(20, 3)]) == 240, "the last whole page of both"
 
 
 def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(mamba: Path) -> None:

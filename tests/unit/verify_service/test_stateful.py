@@ -118,7 +118,7 @@ def test_what_lies_before_the_last_block_is_refused() -> None:
         run(runner, 10, text)
 
 
-def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def calls_of(model: Any) -> list[int]:
     """Sequences in each call of the model from now on."""
     seen: list[int] = []
     forward = model.forward
@@ -127,17 +127,15 @@ def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(told["input_ids"]))
         return forward(*args, **told)
 
-    monkeypatch.setattr(model, "forward", counted)
+    model.forward = counted
     return seen
 
 
-def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
-    model: tuple[Any, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_one_form_share_a_pass_and_each_says_the_same(model: tuple[Any, bool]) -> None:
     target, single = model
     taps = TargetTaps(target, (1, 3)).attach()
     runner = StatefulRunner(target, taps, single=single, together=True)
-    seen = calls_of(target, monkeypatch)
+    seen = calls_of(target)
     texts = {key: prompt(PROMPT, 30 + key) for key in range(3)}
     for rounds in range(4):
         blocks = {
@@ -150,7 +148,7 @@ def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
         first = 0
         for key, ids in blocks.items():
             count = len(ids) - starts[key]
-            whole = plain_taps(target, taps, ids)
+            whole = plain(target, ids), taps.collect()[0]
             torch.testing.assert_close(
                 made.logits[first : first + count], whole[0][starts[key] :], **CLOSE
             )
@@ -168,19 +166,13 @@ def test_states_of_one_form_share_a_pass_and_say_what_each_says_alone(
     assert together == [] if single else together.count(3) >= 3
 
 
-def plain_taps(model: Any, taps: TargetTaps, ids: list[int]) -> tuple[Tensor, Tensor]:
-    return plain(model, ids), taps.collect()[0]
-
-
-def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sequences_of_a_state_space_share_a_pass_wherever_they_stand() -> None:
     target = model_of(FAMILIES["mamba2"])
     runner = StatefulRunner(target, None, together=True)
     texts = {key: prompt(9 + 7 * key, key) for key in range(4)}
     for key, ids in texts.items():
         runner.run([Segment(key, 0, ids, ())], [])
-    seen = calls_of(target, monkeypatch)
+    seen = calls_of(target)
     after = {key: [*ids, *prompt(2, 50 + key)] for key, ids in texts.items()}
     made = runner.run(
         [Segment(key, len(texts[key]), ids[-2:], ()) for key, ids in after.items()], None

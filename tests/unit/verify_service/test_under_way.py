@@ -4,8 +4,8 @@ under way."""
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,31 +14,32 @@ import pytest
 import torch
 
 from dspark.rounds.events import OrderRow
-from dspark.synthetic.spec import load_spec
+from dspark.synthetic.spec import read_spec
 from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
 from tests import engine_steps
 from tests.engine_steps import GREEDY, PROMPT, judged, rows_of, why
-from tests.synthetic_file import synthetic_file
+from tests.synthetic_file import synthetic_document
 from verify_service.batch_runner import FeatureRun, TooSlow
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 from verify_service.synthetic import SyntheticVerifyEngine
 
+SIZES: dict[str, Any] = {"kv_tokens": 2048, "page_size": 8}
+Real = Callable[[], VerifyEngine]
+
 
 @pytest.fixture
-def config(golden_target: Path, golden_drafter: Path) -> VerifyConfig:
-    return VerifyConfig(
-        target=str(golden_target), drafter=str(golden_drafter), kv_tokens=2048, page_size=8
-    )
+def real(load: Callable[..., VerifyEngine]) -> Real:
+    return partial(load, **SIZES)
 
 
 @pytest.fixture(params=["real", "synthetic"])
-def engine(request: pytest.FixtureRequest, config: VerifyConfig, tmp_path: Path) -> Any:
+def engine(request: pytest.FixtureRequest, real: Real) -> Any:
     if request.param == "real":
-        return VerifyEngine.load(config)
-    path = synthetic_file(tmp_path, [0.8] * 4, vocabulary=128)
-    return SyntheticVerifyEngine(load_spec(path), VerifyConfig(kv_tokens=2048, page_size=8))
+        return real()
+    document = synthetic_document([0.8] * 4, vocabulary=128)
+    return SyntheticVerifyEngine(read_spec(document), VerifyConfig(**SIZES))
 
 
 def take_in(
@@ -121,8 +122,8 @@ def rounds(engine: VerifyEngine, *, split: bool) -> Iterator[list[Verdict]]:
             yield take(cohort, engine.end(step))
 
 
-def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(config: VerifyConfig) -> None:
-    whole, apart = VerifyEngine.load(config), VerifyEngine.load(config)
+def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(real: Real) -> None:
+    whole, apart = real(), real()
     for expected, outcomes in zip(
         rounds(whole, split=False), rounds(apart, split=True), strict=True
     ):
@@ -151,11 +152,9 @@ def test_who_leaves_in_the_middle_of_a_pass_frees_its_pages_when_it_has_ended_an
 
 
 @pytest.mark.parametrize("riding", [False, True])
-def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
-    config: VerifyConfig, riding: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fails_is_tried_again_though_one_has_left(real: Real, riding: bool) -> None:
     """Again in halves, or as it was without the prompt that rode in it."""
-    engine = VerifyEngine.load(config)
+    engine = real()
     said = {sequence: take_in(engine, sequence) for sequence in (1, 2, 3)}
     if riding:
         line_up(engine, 7)
@@ -169,13 +168,13 @@ def test_a_pass_that_fails_is_tried_again_though_one_in_it_has_left(
             raise RuntimeError("out of memory")
         return inner(segments, rows)
 
-    monkeypatch.setattr(engine._runner, "run", fails_once)
+    engine._runner.run = fails_once
     assert engine.release(1, 1)
     outcomes = ended(engine, step)
     assert step.failure is None
     assert passes[0][:3] == [2, 3, 4]
     assert passes[1:] == ([[2, 3, 4]] if riding else [[2], [3, 4]]), "with the same prefixes"
-    calm = VerifyEngine.load(config)
+    calm = real()
     for sequence, outcome in list(zip(said, outcomes, strict=True))[1:]:
         assert [outcome] == judged(calm, item(sequence, take_in(calm, sequence), drafts[sequence]))
         said[sequence] += outcome.tokens
@@ -190,9 +189,7 @@ def line_up(engine: VerifyEngine, *sequences: int) -> None:
         engine_steps.line_up(engine, sequence, [sequence, *PROMPT])
 
 
-def planted(
-    engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch, *, prompt: int = 0, judged: int = 0
-) -> None:
+def planted(engine: VerifyEngine, *, prompt: int = 0, judged: int = 0) -> None:
     """No pass can be prepared that has this prompt in it, or this sequence."""
     inner = engine._step.prepare
 
@@ -202,18 +199,18 @@ def planted(
             raise RuntimeError("planted")
         return inner(items, chunks)
 
-    monkeypatch.setattr(engine._step, "prepare", prepare)
+    engine._step.prepare = prepare
 
 
 @pytest.mark.parametrize("bad", [7, 8])
 def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
-    config: VerifyConfig, bad: int, monkeypatch: pytest.MonkeyPatch
+    real: Real, bad: int
 ) -> None:
     """First or second in line, riding with two that decode."""
-    engine = VerifyEngine.load(config)
+    engine = real()
     said = {sequence: take_in(engine, sequence) for sequence in (1, 2)}
     line_up(engine, 7, 8)
-    planted(engine, monkeypatch, prompt=bad)
+    planted(engine, prompt=bad)
     for _ in range(3):
         step = begin(engine, [item(sequence, said[sequence]) for sequence in said])
         for sequence, outcome in zip(said, ended(engine, step), strict=True):
@@ -223,25 +220,21 @@ def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
     assert not engine.prefill_next(), "nobody is in line"
 
 
-def test_so_is_one_alone_and_the_next_one_goes_on(
-    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = VerifyEngine.load(config)
+def test_so_is_one_alone_and_the_next_one_goes_on(real: Real) -> None:
+    engine = real()
     line_up(engine, 7, 8)
-    planted(engine, monkeypatch, prompt=7)
+    planted(engine, prompt=7)
     step = engine.begin_prefill()
     ended(engine, step)
     assert why(engine.first_token(7)) is RefusalReason.INTERNAL
     assert isinstance(engine.first_token(8), int)
 
 
-def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(
-    config: VerifyConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = VerifyEngine.load(config)
+def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(real: Real) -> None:
+    engine = real()
     said = take_in(engine, 1)
     line_up(engine, 7)
-    planted(engine, monkeypatch, judged=1)
+    planted(engine, judged=1)
     step = begin(engine, [item(1, said)])
     assert isinstance(ended(engine, step)[0], Refusal)
     assert engine.prefill_next()
@@ -310,12 +303,12 @@ def test_a_prompt_is_in_one_pass_at_a_time_and_others_ride_meanwhile(engine: Any
     assert [isinstance(engine.first_token(sequence), int) for sequence in (3, 4)] == [True, True]
 
 
-def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyConfig) -> None:
+def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(real: Real) -> None:
     """A later pass writes where somebody was who is gone, and the pass under way reads its own."""
-    alone = VerifyEngine.load(config)
+    alone = real()
     said = take_in(alone, 1)
     (expected,) = judged(alone, item(1, said))
-    crowded = VerifyEngine.load(config)
+    crowded = real()
     mine, _ = take_in(crowded, 1), take_in(crowded, 2)
     step = begin(crowded, [item(1, mine)])
     crowded.release(2, 1)
@@ -326,8 +319,8 @@ def test_pages_of_who_left_go_to_others_while_a_pass_is_computed(config: VerifyC
     assert isinstance(crowded.end(behind).outcomes[0], Verdict)
 
 
-def test_a_prefix_is_found_while_a_pass_is_under_way(config: VerifyConfig) -> None:
-    engine = VerifyEngine.load(config)
+def test_a_prefix_is_found_while_a_pass_is_under_way(real: Real) -> None:
+    engine = real()
     said = take_in(engine, 1)
     step = begin(engine, [item(1, said)])
     engine_steps.line_up(engine, 2, [1, *PROMPT])
@@ -372,9 +365,7 @@ def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> N
     assert engine.kept_rows([rows[0]._replace(epoch=2), rows[2]]).masks == [b"", word[1]]
 
 
-def test_a_step_that_has_ended_holds_no_result_of_its_passes(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_has_ended_holds_no_result_of_its_passes(engine: Any) -> None:
     """Prompts' rows and logits of a whole pass: a step is remembered until it is reported."""
     tokens = take_in(engine, 1)
     made: list[weakref.ref[Any]] = []
@@ -391,7 +382,7 @@ def test_a_step_that_has_ended_holds_no_result_of_its_passes(
             **{name: getattr(result, name) for name in result._fields}, mark=mark
         )
 
-    monkeypatch.setattr(engine._step, "execute", executed)
+    engine._step.execute = executed
     step = begin(engine, [item(1, tokens)])
     assert isinstance(ended(engine, step)[0], Verdict)
     assert made[0]() is None

@@ -17,11 +17,6 @@ from verify_service.batch_runner import FeatureRun
 from verify_service.engine import VerifyEngine
 
 
-@pytest.fixture
-def engine(load: Callable[..., VerifyEngine]) -> VerifyEngine:
-    return load(kv_tokens=2048, prefill_chunk=4)
-
-
 def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
     """Projected taps by one plain forward of the whole sequence."""
     model, projection = load_target(target).model, load_drafter(drafter)
@@ -171,9 +166,7 @@ def test_cohorts_larger_than_a_pass_are_judged_in_turns(load: Callable[..., Veri
     assert [type(each) for each in made.outcomes] == [Verdict] * 4
 
 
-def test_an_unfinished_prefill_is_not_verified_and_gives_its_pages_back(
-    engine: VerifyEngine,
-) -> None:
+def test_an_unfinished_prefill_is_not_verified_and_returns_its_pages(engine: VerifyEngine) -> None:
     line_up(engine, 1, PROMPT[:8], longest=40)
     assert engine.prefill_next()
     (early,) = engine.judge_cohort([item(1, 1, [*PROMPT[:8], 5])]).outcomes

@@ -238,9 +238,7 @@ def test_every_reason_to_be_gone_travels() -> None:
         ("report.started", lambda told: told.started.SetInParent()),
     ],
 )
-def test_a_report_that_does_not_fit_is_refused_by_field(
-    field: str, spoil: Callable[[Any], None]
-) -> None:
+def test_a_misfit_report_is_refused_by_field(field: str, spoil: Callable[[Any], None]) -> None:
     message = _up(REPORT)
     spoil(message.news[0].report)
     with pytest.raises(PeerError, match=f"^{field}"):
