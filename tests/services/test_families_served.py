@@ -12,6 +12,7 @@ import json
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import pytest
 
 from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
-from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.faults.oracle import plain_greedy
@@ -38,28 +38,15 @@ KEPT = sorted(set(range(0, 128, 3)) | {1, 2, 4, 5})
 Make = Callable[[Path], tuple[Path, Path]]  # folder to write in -> (target, drafter)
 
 
-def _random(kind: Kind, taps: tuple[int, ...]) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
-        shape = {
-            "block_size": 4,
-            "mask_token_id": -1,
-            "markov_rank": 0,
-            "markov_head_type": "none",
-        } | headless
-        return TARGET, fresh(
-            folder / "drafter", kind=kind, num_hidden_layers=1, target_layer_ids=taps, **shape
-        )
-
-    return make
+def _random(folder: Path, **shape: Any) -> tuple[Path, Path]:
+    headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    plain = {"block_size": 4, "mask_token_id": -1, "markov_rank": 0, "markov_head_type": "none"}
+    return TARGET, fresh(folder / "drafter", num_hidden_layers=1, **plain, **headless, **shape)
 
 
-def _twin(**options: Any) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        to_speculators(DSPARK, folder / "twin", **options)
-        return TARGET, folder / "twin"
-
-    return make
+def _twin(folder: Path, **options: Any) -> tuple[Path, Path]:
+    to_speculators(DSPARK, folder / "twin", **options)
+    return TARGET, folder / "twin"
 
 
 def _inside(folder: Path) -> tuple[Path, Path]:
@@ -67,19 +54,11 @@ def _inside(folder: Path) -> tuple[Path, Path]:
     return folder, folder
 
 
-def _thin(name: str) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        write_thin(folder / "drafter", name, target=folder / "target")
-        return folder / "target", folder / "drafter"
-
-    return make
-
-
 MADE: dict[str, Make] = {
-    "a twin in the other format, tables left out": _twin(share_tables=True),
-    "a twin with a third of the tokens": _twin(keep_tokens=KEPT),
-    "eagle3, random": _random("eagle3", (0, 2, 4)),
-    "mtp, random": _random("mtp", (5,)),
+    "a twin in the other format, tables left out": partial(_twin, share_tables=True),
+    "a twin with a third of the tokens": partial(_twin, keep_tokens=KEPT),
+    "eagle3, random": partial(_random, kind="eagle3", target_layer_ids=(0, 2, 4)),
+    "mtp, random": partial(_random, kind="mtp", target_layer_ids=(5,)),
     "the target as its own drafter": lambda folder: (TARGET, TARGET),
     "deepseek-v4's module, random": _inside,
 }
@@ -271,7 +250,8 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THIN)
 async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path, name: str) -> None:
-    target, made = _thin(name)(tmp_path)
+    target, made = tmp_path / "target", tmp_path / "drafter"
+    write_thin(made, name, target=target)
     prompts = _prompts(2, 20)
     async with _served(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
