@@ -1,5 +1,4 @@
-"""A coordinator with the real workers over loopback gRPC, all in this process, on the golden
-pair."""
+"""A coordinator with real workers over loopback gRPC, in this process, on the golden pair."""
 
 import asyncio
 import socket

@@ -1,5 +1,4 @@
-"""A verifier over loopback: what it says of itself, caches of each request's own, pages that run
-out."""
+"""A verifier over loopback: what it says of itself, caches of each request, scarce pages."""
 
 from pathlib import Path
 from typing import Any
