@@ -6,26 +6,22 @@ is the target itself has all its drafts accepted, which only a right context all
 """
 
 import asyncio
-import contextlib
-import dataclasses
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.faults.oracle import plain_greedy
 from tests.released.weights import write_thin
 from tests.services.cell import Cell
-from tests.services.workers import verifier
 from tests.unit.model.golden import altered, fresh
 from tests.waiting import until
 
@@ -78,34 +74,22 @@ THIN = (
 )
 
 
-@dataclasses.dataclass
-class Served:
-    drafter: Any
-    coordinator: Any
-    client: AsyncClient
+class Served(Cell):
+    async def __aenter__(self) -> Self:
+        await self.verifier()
+        await self.drafter(target=self._verify["target"])
+        self.asked = self.client(await self.coordinator())
+        return self
 
     def counted(self, name: str) -> float:
-        return float(self.coordinator.metrics.value(f"spec_decode_num_{name}_tokens_total"))
+        return float(self.serving.metrics.value(f"spec_decode_num_{name}_tokens_total"))
 
     async def answers(
         self, prompts: list[list[int]], count: int, **options: Any
     ) -> list[list[int]]:
-        asked = (
-            self.client.complete(
-                prompt, timeout=120.0, ignore_eos=True, max_tokens=count, **options
-            )
-            for prompt in prompts
-        )
+        options |= {"timeout": 120.0, "ignore_eos": True, "max_tokens": count}
+        asked = (self.asked.complete(prompt, **options) for prompt in prompts)
         return [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
-
-
-@contextlib.asynccontextmanager
-async def _served(target: Path, made: Path) -> AsyncIterator[Served]:
-    async with Cell(target, made) as cell:
-        await cell.verifier()
-        drafter = await cell.drafter(target=str(target))
-        coordinator = await cell.coordinator()
-        yield Served(drafter, coordinator, cell.client(coordinator))
 
 
 def _prompts(count: int, longest: int = 40) -> list[list[int]]:
@@ -120,7 +104,7 @@ def _prompts(count: int, longest: int = 40) -> list[list[int]]:
 async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) -> None:
     target, made = MADE[name](tmp_path)
     prompts = [*_prompts(3), [9]]
-    async with _served(target, made) as cell:
+    async with Served(target, made) as cell:
         plain = plain_greedy(target, prompts, 24)
         for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
@@ -145,7 +129,7 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
         assert sampled[0] == sampled[1]
         for rule in ("token", "block"):  # ratio rules take a q over the whole vocabulary
             await cell.answers(prompts, 16, temperature=1.0, policy="fixed:4", rule=rule)
-        assert cell.coordinator.metrics.value("refusals_total", reason="invalid") == 0
+        assert cell.serving.metrics.value("refusals_total", reason="invalid") == 0
 
 
 @pytest.mark.parametrize(
@@ -195,15 +179,16 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
     ],
 )
 async def test_a_verifier_refuses_a_drafter_of_another_target(
-    tmp_path: Path, change: dict[str, Any], says: str
+    cell: Cell, tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
     altered(tmp_path, change, of=DSPARK)
     with pytest.raises(CheckpointError, match=says):
-        async with verifier(TARGET, tmp_path):
-            pass
+        await cell.verifier(target=str(TARGET), drafter=str(tmp_path))
 
 
-async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+async def test_a_language_model_with_another_tokenizer_is_refused(
+    cell: Cell, tmp_path: Path
+) -> None:
     for name in ("target", "drafter"):
         (tmp_path / name).mkdir()
         for file in ("config.json", "model.safetensors"):
@@ -213,8 +198,7 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
             json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
         )
     with pytest.raises(CheckpointError, match="token 1 is 'c' there and 'b' here"):
-        async with verifier(tmp_path / "target", tmp_path / "drafter"):
-            pass
+        await cell.verifier(target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))
 
 
 @pytest.mark.slow
@@ -223,13 +207,13 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
 async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None:
     """A drafter that is wrong changes no id; only what is accepted shows it."""
     target, folder = REFERENCE[name]
-    async with _served(target, folder) as cell:
-        slots = cell.drafter.engine.shape.block_size
+    async with Served(target, folder) as cell:
+        slots = cell.drafters[0].engine.shape.block_size
         rounds = accepted = allowed = 0
         for case in json.loads((folder / "decode_cases.json").read_text()):
             if case["confidence_threshold"] > 0:
                 continue
-            completion = await cell.client.complete(
+            completion = await cell.asked.complete(
                 case["prompt_ids"],
                 timeout=120.0,
                 max_tokens=case["max_new_tokens"],
@@ -253,7 +237,7 @@ async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path,
     target, made = tmp_path / "target", tmp_path / "drafter"
     write_thin(made, name, target=target)
     prompts = _prompts(2, 20)
-    async with _served(target, made) as cell:
+    async with Served(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
             assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(
                 target, prompts, 12
