@@ -22,7 +22,6 @@ from dspark.client import AsyncClient
 from dspark.rounds.control import Admission, DrafterAt
 from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
 from dspark.rounds.plan import Plan, PlanKind, Terms
-from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire import codec
@@ -75,17 +74,14 @@ class _Stream:
             raise Ended
         return event
 
-    async def ended(self) -> tuple[grpc.StatusCode, str]:
-        """How it ended, once it has."""
-        with contextlib.suppress(Ended):
+    async def end(self) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, Ended):
+            await self._call.done_writing()
             while True:
                 await self.read()
-        return await self._call.code(), await self._call.details()
 
     async def close(self) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            await self._call.done_writing()
-            await self.ended()
+        await self.end()
         await self.channel.close()
 
 
@@ -99,7 +95,7 @@ class ControlEnd(_Stream):
         self._fences = 1 << 62
 
     async def begin(self) -> None:
-        self._call = ending_as_told(self.stub.Control())
+        self._call = self.stub.Control()
         await self.tell(PLAN)
 
     def message(self, *orders: Any) -> Any:
@@ -109,7 +105,8 @@ class ControlEnd(_Stream):
         await self.write(self.message(*orders))
 
     async def fence(self) -> int:
-        """How many other sequences were refused by the time it was looked at. Raises Ended."""
+        """Until everything before it was looked at; how many other sequences were refused
+        meanwhile. Raises Ended."""
         self._fences += 1
         admit = Admit(self._fences, 0, 0, 8)
         await self.tell(Admission(admit, [], GREEDY, 8, False))
@@ -134,7 +131,7 @@ class RoundsEnd(_Stream):
         self._fences = 1 << 62
 
     async def begin(self) -> None:
-        self._call = ending_as_told(self.stub.Rounds())
+        self._call = self.stub.Rounds()
         await self.write(draft_pb2.RoundsCommand(hello=self._hello))
 
     async def fence(self) -> int:

@@ -19,12 +19,14 @@ from dspark.rounds.control import Admission, DrafterAt, Use
 from dspark.rounds.events import Acknowledged, Admit, Why
 from dspark.rounds.plan import Plan, PlanKind, SequencePlan
 from dspark.runtime import backlog
+from dspark.runtime.aio_call import ending_as_told
+from dspark.runtime.channel import open_channel
 from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
+from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
-from dspark.wire.v1 import draft_pb2, verify_pb2
+from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.conductor import Answer, Conductor, conducting, planned
-from tests.faults.attack import ControlEnd
 from tests.services.cell import Cell
 from tests.services.fake_drafter import LIES, FakeDrafter, Said, sound
 from tests.synthetic_file import synthetic_file
@@ -410,10 +412,24 @@ async def test_prompts_that_cannot_be_taken_are_refused_by_field(conductor: Cond
 # Coordinators.
 
 
-async def begun(process: Any) -> ControlEnd:
-    raw = ControlEnd(process.endpoint, process.incarnation)
-    await raw.begin()
-    return raw
+class Raw:
+    """A control stream, message by message."""
+
+    def __init__(self, process: Any) -> None:
+        self._channel = open_channel(process.endpoint)
+        self._incarnation = process.incarnation
+        self.call = ending_as_told(verify_pb2_grpc.VerifyStub(self._channel).Control())
+
+    async def tell(self, *orders: Any, incarnation: int = 0) -> None:
+        await self.call.write(write_down(incarnation or self._incarnation, orders))
+
+    async def ended(self) -> tuple[grpc.StatusCode, str]:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+                pass
+        code, why = await self.call.code(), await self.call.details()
+        await self._channel.close()
+        return code, why
 
 
 def admission(number: int, room: int = 100) -> Admission:
@@ -435,11 +451,11 @@ async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_els
     v: Any, conductor: Conductor, message: verify_pb2.ControlDown, field: str
 ) -> None:
     other = conductor.ask([5, 6], SAMPLED, 300)
-    raw = await begun(v)
+    raw = Raw(v)
     await raw.tell(Plan(window=2), admission(1 << 40))
     await until(lambda: v.engine.held.sequences == 2)
     message.incarnation = v.incarnation
-    await raw.write(message)
+    await raw.call.write(message)
     code, why = await raw.ended()
     assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
     await until(lambda: v.engine.held.sequences <= 1)
@@ -451,7 +467,7 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
 ) -> None:
     """By its bytes, long before its messages are too many."""
     monkeypatch.setattr(backlog, "BYTES", 1 << 20)
-    raw, go_on, inner = await begun(v), threading.Event(), backlog.Backlog.read
+    raw, go_on, inner = Raw(v), threading.Event(), backlog.Backlog.read
 
     def read(self: backlog.Backlog, size: int) -> None:
         try:
@@ -480,9 +496,8 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
 
 
 async def test_orders_for_another_process_end_the_stream(v: Any) -> None:
-    raw = ControlEnd(v.endpoint, incarnation=5)
-    await raw.begin()
-    await raw.tell(admission(1))
+    raw = Raw(v)
+    await raw.tell(admission(1), incarnation=5)
     assert (await raw.ended())[0] is grpc.StatusCode.UNAVAILABLE
     assert v.engine.held.sequences == 0
 
@@ -491,7 +506,7 @@ async def test_orders_for_another_process_end_the_stream(v: Any) -> None:
 async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(
     v: Any,
 ) -> None:
-    raw = await begun(v)
+    raw = Raw(v)
     await raw.tell(Plan(window=2), admission(1))
     await until(lambda: v.engine.held.sequences == 1)
     code, why = await raw.ended()
