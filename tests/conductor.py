@@ -42,10 +42,10 @@ class Answer:
 
 
 class Conductor:
-    """Keeps `Listener`."""
+    """Keeps `Listener`. verifier: the process at the other end of the port."""
 
-    def __init__(self, port: ControlClient, plan: Plan) -> None:
-        self.port = port
+    def __init__(self, port: ControlClient, plan: Plan, verifier: Any) -> None:
+        self.port, self.verifier = port, verifier
         self.answers: dict[int, Answer] = {}
         self.health: list[DrafterEvent] = []
         self.released: list[Released] = []
@@ -157,7 +157,7 @@ class Conductor:
 async def conducting(verifier: Any, plan: Plan) -> AsyncIterator[Conductor]:
     channel = open_channel(verifier.endpoint)
     port = ControlClient(channel, name="verify/0", incarnation=verifier.incarnation, token=None)
-    conductor = Conductor(port, plan)
+    conductor = Conductor(port, plan, verifier)
     try:
         yield conductor
     finally:

@@ -1,2 +1,1 @@
-"""Every family of targets that the installed library knows how to generate with, tiny and
-random."""
+"""Every family of targets that the installed library generates with, tiny and random."""

@@ -1,5 +1,4 @@
-"""A tiny DeepSeek-V4 checkpoint with a DSpark module inside, both random, under the released
-names."""
+"""A tiny random DeepSeek-V4 checkpoint with a DSpark module inside, under the released names."""
 
 import json
 from pathlib import Path

@@ -112,8 +112,7 @@ def _ways() -> list[tuple[str, list[tuple[int, int]]]]:
 
 
 def _references(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and the library's greedy answers, each of a model that has seen nothing else; no
-    token of them is a near tie."""
+    """Prompts and the library's greedy answers to each by a fresh model, without near ties."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     prompts, answers = [], []
     for length in LENGTHS:

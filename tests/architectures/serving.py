@@ -1,5 +1,4 @@
-"""Drives an engine through whole answers: prompts that ride with rounds, and drafts that are right
-for a while."""
+"""Drives an engine through whole answers: prompts ride with rounds, drafts are right at first."""
 
 from collections.abc import Mapping
 

@@ -29,8 +29,11 @@ def check(family: Family, folder: Path) -> None:
     assert (row.answers > 0) == (row.backend != "refused")
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_a_few_families_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
+def test_a_family_answers_as_the_library_does(name: str, tmp_path: Path) -> None:
     check(FAMILIES[name], tmp_path)
 
 
@@ -82,12 +85,6 @@ def test_streams_of_a_token_are_tapped_as_their_mean_wherever_they_lie(name: str
         part = model(input_ids=ids[None, :15], use_cache=False) and taps.collect()
     assert whole.shape == (1, 20, 128)
     torch.testing.assert_close(whole[:, :15], part)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in FEW])
-def test_every_family_answers_as_the_library_does(name: str, tmp_path: Path) -> None:
-    check(FAMILIES[name], tmp_path)
 
 
 def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() -> None:

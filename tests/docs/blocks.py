@@ -44,8 +44,7 @@ _FENCE = re.compile(r"^(\s*)```(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block: `language` and `mark` as written, the text without the fence's own
-    indentation."""
+    """One fenced block, its language and mark as written, its text without the indentation."""
 
     page: Path
     line: int
@@ -78,8 +77,7 @@ def blocks() -> Iterator[Block]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each line that calls a program of the project: continued lines joined, comments
-    dropped."""
+    """The words of each line that calls a program of the project, joined and without comments."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"^\s*([A-Z_]+=\S* +)*", "", line)
@@ -124,8 +122,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def run(block: Block, folder: Path, home: Path, timeout: float) -> None:
-    """Runs the block as a reader would; raises AssertionError with what it printed when a command
-    fails."""
+    """Runs the block as a reader would. AssertionError: a command fails, with what it printed."""
     text = filled(block.text, folder)
     command = (
         [sys.executable, "-c", text]

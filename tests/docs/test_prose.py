@@ -1,5 +1,4 @@
-"""Pages are read in pieces: no paragraph above six lines of 120 columns, no table above six
-columns."""
+"""No paragraph is longer than six lines of 120 columns, no table wider than six columns."""
 
 import re
 import textwrap

@@ -17,8 +17,7 @@ def bench(cell: ProcessCell, capsys: pytest.CaptureFixture[str], *words: str) ->
     code = main(["bench", "--endpoint", cell.endpoint, *shape, *words])
     out = capsys.readouterr()
     assert code == 0, out.err
-    content: dict[str, object] = json.loads(out.out)
-    return content
+    return dict(json.loads(out.out))
 
 
 def test_a_sweep_over_users_and_policies(

@@ -1,5 +1,4 @@
-"""The comparison with other programs runs whole on a tiny pair: real peers where they are
-installed, and why not."""
+"""The comparison with other programs runs whole on a tiny pair, with those that are installed."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""The examples for clients, as a reader runs them, against a cell of the tiny pair; reflection, as
-grpcurl uses it."""
+"""The examples for clients against a cell of the tiny pair, and reflection as grpcurl uses it."""
 
 import os
 import re

@@ -1,5 +1,4 @@
-"""The whole chain on a target it has never seen: a folder and prompts in, a serving drafter and a
-report out."""
+"""A target the chain has never seen and prompts in, a serving drafter and a report out."""
 
 import json
 import random
@@ -23,9 +22,7 @@ def chain(folder: Path, target: Path, prompts: list[dict[str, Any]], more: str) 
     file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
     files = ("--target", str(target), "--prompts", str(file), "--out", str(folder / "chain"))
     words = f"{SHORT} {LEAST} {more}".split()
-    said = dspark("train", "all", "--json", *files, *words, within_s=1000)
-    answer: dict[str, Any] = json.loads(said)
-    return answer
+    return dict(json.loads(dspark("train", "all", "--json", *files, *words, within_s=1000)))
 
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3"])

@@ -1,2 +1,1 @@
-"""Faults on purpose: processes that die or hang, messages that get lost, and what has to hold all
-the same."""
+"""Processes that die or hang, messages that get lost, and what has to hold all the same."""

@@ -1,7 +1,7 @@
 """The checks of reliability, one JSON object each on stdout: `make faults`, and `make faults-long`
 for the long ones.
 
-    python -m tests.faults [--long] [--only 1,4,15] [--jobs 2]
+    python -m tests.faults [--long] [--only 1,4,15]
 
 A row is a program of its own, a module of `rows`: `python -m tests.faults.rows r04_malformed
 --json`. It runs alone or beside another one. A row that fails, crashes or takes too long costs only
@@ -32,6 +32,7 @@ from tests.faults.rows.table import LONG, QUICK, Entry
 RESULTS = ROOT / "benchmarks" / "results"
 PATIENCE = 4.0  # times what a row usually takes
 STOP_GRACE_S = 30.0
+JOBS = 2  # rows at one time, of those that do not need to be alone
 
 _printing = threading.Lock()
 _running: set[subprocess.Popen[bytes]] = set()
@@ -49,12 +50,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--long", action="store_true", help="the long rows, which take hours")
     parser.add_argument("--only", default="", metavar="ROW,ROW", help="these rows, e.g. 4,15")
     parser.add_argument(
-        "--jobs",
-        type=int,
-        default=2,
-        help="rows at one time, of those that do not need to be alone",
-    )
-    parser.add_argument(
         "--out", type=Path, default=RESULTS, metavar="FOLDER", help="where rows are saved"
     )
     args = parser.parse_args(argv)
@@ -68,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     leave_in_order()
     chosen = [entry for entry in known if not wanted or entry.row in wanted]
     began = time.monotonic()
-    ended = run(chosen, jobs=args.jobs)
+    ended = run(chosen)
     note(f"{time.monotonic() - began:.0f} s in all")
     words = [*(["--long"] if args.long else ()), *(["--only", args.only] if args.only else ())]
     save(args.out / f"faults{'_long' if args.long else ''}.json", ended, words)
@@ -77,8 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
-    """One JSON object a row. Rows of this run take the place of older ones of the same program,
-    others stay."""
+    """A JSON object a row. Older rows of the programs that ran make room, others stay."""
     told = {"command": " ".join(["python -m tests.faults", *words]), **machine()}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     ran = {each.entry.words for each in ended}
@@ -91,10 +85,9 @@ def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
-def run(entries: Sequence[Entry], *, jobs: int) -> list[Ended]:
-    """Rows that measure time go alone and last, when nobody else is left; the others beside each
-    other."""
-    with ThreadPoolExecutor(max(jobs, 1)) as pool:
+def run(entries: Sequence[Entry]) -> list[Ended]:
+    """The others beside each other, then those that measure time, each alone."""
+    with ThreadPoolExecutor(JOBS) as pool:
         begun = [pool.submit(_run, entry) for entry in entries if not entry.alone]
         try:
             ended = [one.result() for one in begun]

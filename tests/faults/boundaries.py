@@ -28,8 +28,7 @@ INTERNAL = (
 
 @functools.cache
 def methods() -> dict[str, tuple[Descriptor, Descriptor]]:
-    """Path of every internal method, e.g. "/dspark.wire.v1.Verify/Control" -> (request,
-    response)."""
+    """Of every internal method, e.g. "/dspark.wire.v1.Verify/Control" -> (request, response)."""
     return {
         f"/{service.full_name}/{method.name}": (method.input_type, method.output_type)
         for file in INTERNAL

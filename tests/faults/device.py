@@ -1,5 +1,4 @@
-"""The device of a simulated worker: jobs one at a time, urgent ones first, each for as long as it
-is said to take."""
+"""A simulated worker's device: jobs one at a time, urgent ones first, for as long as is said."""
 
 import asyncio
 import contextlib

@@ -19,6 +19,7 @@ TELLING = (1, 2, 5, 20)  # features, of which the known traces say how many to l
 RIDGE = 10.0
 
 Matrix = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
 Trace = list[tuple[float, int]]  # seconds since the question, bytes from the server
 
 
@@ -40,25 +41,17 @@ def features(trace: Trace) -> Matrix:
     return np.concatenate([*first, over_time, [sizes.sum(), times[-1], len(sizes)]])
 
 
-def guess(
-    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
-) -> float:
+def guess(known: Matrix, labels: Labels, unseen: Matrix, truth: Labels) -> float:
     """Share of `unseen` rows that the best of three classifiers names rightly."""
     centre, spread = known.mean(0), known.std(0)
     spread[spread == 0] = np.inf  # what never varies says nothing
     near, far = (known - centre) / spread, (unseen - centre) / spread
-    return max(
-        _by_neighbours(near, labels, far, truth),
-        _by_ridge(near, labels, far, truth),
-        _by_telling(near, labels, far, truth),
-    )
+    every = (by(near, labels, far) for by in (_by_neighbours, _by_ridge, _by_telling))
+    return max(float((said == truth).mean()) for said in every)
 
 
-def _by_telling(
-    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
-) -> float:
-    """The nearest trace by the few features that differ most between questions, and least within
-    one."""
+def _by_telling(known: Matrix, labels: Labels, unseen: Matrix) -> Labels:
+    """The nearest trace by the few features that tell questions apart and repeat within one."""
     members = np.eye(labels.max() + 1)[labels]
     means = members.T @ known / np.maximum(members.sum(0), 1.0)[:, None]
     within = np.sqrt(np.mean((known - means[labels]) ** 2, axis=0))
@@ -76,27 +69,22 @@ def _by_telling(
             best, chosen = right, count
     columns = np.argsort(-ratio)[:chosen]
     distance = _distances(unseen[:, columns] / within[columns], known[:, columns] / within[columns])
-    return float((labels[distance.argmin(1)] == truth).mean())
+    return labels[distance.argmin(1)]
 
 
 def _distances(rows: Matrix, others: Matrix) -> Matrix:
     return np.asarray(((rows[:, None, :] - others[None, :, :]) ** 2).sum(-1), np.float64)
 
 
-def _by_neighbours(
-    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
-) -> float:
+def _by_neighbours(known: Matrix, labels: Labels, unseen: Matrix) -> Labels:
     distance = _distances(unseen, known)
     votes = labels[np.argsort(distance, axis=1)[:, :NEIGHBOURS]]
-    said = np.array([np.bincount(row).argmax() for row in votes])
-    return float((said == truth).mean())
+    return np.array([np.bincount(row).argmax() for row in votes])
 
 
-def _by_ridge(
-    known: Matrix, labels: npt.NDArray[np.int64], unseen: Matrix, truth: npt.NDArray[np.int64]
-) -> float:
+def _by_ridge(known: Matrix, labels: Labels, unseen: Matrix) -> Labels:
     wanted = np.eye(labels.max() + 1)[labels]
     weights = np.linalg.solve(
         known.T @ known + RIDGE * np.eye(known.shape[1]), known.T @ (wanted - wanted.mean(0))
     )
-    return float(((unseen @ weights).argmax(1) == truth).mean())
+    return np.asarray((unseen @ weights).argmax(1))

@@ -1,5 +1,4 @@
-"""Calls in a child of their own, so that what one of them takes of memory is known, and not what
-others took before."""
+"""Calls in a child of their own, so that the memory that each takes is known."""
 
 import multiprocessing
 import resource
@@ -53,9 +52,8 @@ def _libraries_mb() -> float:
     total, library = 0, False
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if (first := line.split(maxsplit=1)[0])[
-                -1
-            ] != ":":  # a mapping begins: addresses, ..., file
+            first = line.split(maxsplit=1)[0]
+            if not first.endswith(":"):  # a mapping begins: addresses, ..., file
                 library = ".so" in line.rpartition("/")[2]
             elif library and first == "Rss:":
                 total += int(line.split()[1])

@@ -66,18 +66,13 @@ def plain() -> list[list[int]]:
 
 def walk(machine: type[CellMachine], walks: int, steps: int, **how: Any) -> None:
     """So many walks of so many steps; raises what the machine finds."""
-    usual: dict[str, Any] = {
-        "deadline": None,
-        "database": None,
-        "suppress_health_check": list(HealthCheck),
-    }
-    told = settings(max_examples=walks, stateful_step_count=steps, **usual, **how)
+    how |= {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    told = settings(max_examples=walks, stateful_step_count=steps, **how)
     run_state_machine_as_test(machine, settings=told)
 
 
 class CellMachine(RuleBasedStateMachine):
-    """Requests, cancels, kills, hangs, restarts, lost messages, preemption and time, in any
-    order."""
+    """Requests, cancels, kills, hangs, restarts, losses, preemption and time, in any order."""
 
     steps = 0  # of all machines
 

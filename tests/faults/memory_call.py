@@ -1,5 +1,4 @@
-"""A call in memory: its client's end, as stubs hand it out, and its handler on the server's
-node."""
+"""A call in memory: its client's end as stubs hand it out, and its handler at the server."""
 
 from __future__ import annotations
 
@@ -132,8 +131,7 @@ class MemoryCall:
         self._leave()
 
     def _leave(self) -> None:
-        """The server hears of it when the news gets there, or when it hears nothing for too
-        long."""
+        """The server hears of it when the news gets there, or after a long silence."""
         network, loop = self._network, asyncio.get_running_loop()
         loop.call_later(
             network.hop_s, network.deliver, self.source, self.target, self._stop_serving

@@ -115,8 +115,7 @@ class MemoryServer:
 
 
 class MemoryDrafterStream:
-    """A verifier's stream to a drafter, with the names of `DrafterStream`: in tasks, and
-    not on threads."""
+    """A verifier's stream to a drafter, like `DrafterStream`, in tasks instead of threads."""
 
     leaving = False  # nothing here waits in simulated time
 

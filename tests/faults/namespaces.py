@@ -51,8 +51,7 @@ def bridge() -> None:
 
 
 class Namespace:
-    """One process's network: an address, and a cable to the bridge that can be cut in each
-    direction."""
+    """One process's address, and a cable to the bridge that can be cut in each direction."""
 
     def __init__(self, number: int) -> None:
         """number: 1 to 250, unlike any other's."""

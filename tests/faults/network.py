@@ -48,8 +48,7 @@ _here: ContextVar[Node | None] = ContextVar("node", default=None)
 
 
 class Network:
-    """watch_s: silence in seconds after which a peer that hangs is given up, as the keepalive
-    says."""
+    """watch_s: silence after which a peer that hangs is given up, as by keepalive."""
 
     hop_s = 0.0002  # one way
 

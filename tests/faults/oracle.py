@@ -38,8 +38,7 @@ NOT_LAW = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """wrong: what is not as promised, empty when all is. near_ties: tokens that rounding
-    decided."""
+    """wrong: what is not as promised, or empty. near_ties: tokens that rounding decided."""
 
     wrong: str = ""
     near_ties: int = 0
@@ -117,8 +116,7 @@ def _float32(value: Any) -> Any:
 
 
 def plain_greedy(target: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """So many greedy ids for each prompt, stop tokens ignored, by transformers' own loop on any
-    target."""
+    """So many greedy ids for each prompt, past stop tokens, by transformers' own loop."""
     own = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     own.generation_config.eos_token_id = None
     answers = []

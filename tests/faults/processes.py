@@ -13,6 +13,7 @@ of their own (`namespaces`).
 
 import signal
 from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,20 +61,9 @@ class FaultCell(ProcessCell):
         if number is signal.SIGKILL:
             process.wait(EXIT_S)
 
-    def freeze(self, name: str) -> None:
-        """SIGSTOP: it keeps its connections and does nothing."""
-        self.kill(name, signal.SIGSTOP)
-
-    def thaw(self, name: str) -> None:
-        self.kill(name, signal.SIGCONT)
-
-    def terminate(self, name: str) -> None:
-        """SIGTERM; returns at once. See `await_exit`."""
-        self.kill(name, signal.SIGTERM)
-
-    def await_exit(self, name: str, within_s: float = EXIT_S) -> int:
-        """The exit status of a process that was told to go."""
-        return self.children[name].process.wait(within_s)
+    freeze = partialmethod(kill, number=signal.SIGSTOP)  # it keeps its connections
+    thaw = partialmethod(kill, number=signal.SIGCONT)
+    terminate = partialmethod(kill, number=signal.SIGTERM)
 
     def alive(self, name: str) -> bool:
         return self.children[name].process.poll() is None
@@ -87,8 +77,7 @@ class FaultCell(ProcessCell):
         return came(lambda: not self.held(), within_s)
 
     def held(self, *, everybody: bool = False) -> dict[str, str]:
-        """What each connected worker holds, if anything; with `everybody` also why others do not
-        say."""
+        """What each connected worker holds; with `everybody` also why others do not say."""
         found = {}
         with self.client() as client:
             for each in client.status().processes:

@@ -12,6 +12,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,8 +77,7 @@ def asking(
     into: Sequence[Stream] = (),
     **more: Any,
 ) -> list[asyncio.Task[Stream]]:
-    """So many requests, by turns under each law. prompts: lengths to draw from, in tokens; into:
-    answers that grow meanwhile."""
+    """By turns under each law. prompts: lengths in tokens; into: answers that grow meanwhile."""
     first = draw.randrange(32)
     return [
         asyncio.create_task(
@@ -135,8 +135,7 @@ def take_out_youngest(cell: SimulatedCell) -> None:
 
 
 async def _drafters_gone(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    """Two drafters die, one after the other, and come back: rows are sent again, and drafts come
-    back."""
+    """Two drafters die one after the other and come back: rows are sent again, drafts return."""
     # More rows than an order carries: they are sent again in pieces.
     asked = asking(cell, draw, prompts=(90, 130), max_tokens=60, policy="fixed:4")
     await cell.after(0.06)
@@ -168,8 +167,7 @@ async def _leave(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 
 async def _prefixes(cell: SimulatedCell, draw: random.Random) -> list[str]:
-    """Talks of several turns that end at the edge of a page, and prompts that share pages behind
-    different ones."""
+    """Turns that end at the edge of a page, and pages that are shared behind different ones."""
     page, answers = 16, []
     first = draw.randrange(32)
     for number, count in enumerate((page - 1, page, page + 1)):
@@ -250,8 +248,7 @@ class Journal:
         await cell.restart("coordinator/0")
 
     async def story(self, cell: SimulatedCell, draw: random.Random) -> list[str]:
-        """Ratio rules and `coupled` without a seed of the client's: nothing can be computed
-        again."""
+        """Ratio rules, and `coupled` without a client's seed: nothing can be computed again."""
         first, answers = draw.randrange(32), list[Stream]()
         asked, options = [], list[dict[str, Any]]()
         for number in range(1 if self._at_first else 6):
@@ -304,8 +301,7 @@ async def _batches(cell: SimulatedCell, draw: random.Random) -> list[str]:
 
 
 def lied_to(seed: int, lie: str = "random ids") -> list[str]:
-    """Drafted ids are changed on their way; under rules that no draft can hurt nothing else
-    changes."""
+    """Under rules that no draft can hurt, ids that are changed on their way change nothing."""
     from tests.faults.rows.r11_lying_drafter import LIES, Lying
 
     async def story(cell: SimulatedCell) -> list[str]:
@@ -318,8 +314,7 @@ def lied_to(seed: int, lie: str = "random ids") -> list[str]:
 
 
 def gone_bad(seed: int) -> list[str]:
-    """Whatever becomes of a drafter's blocks, answers stay what they were, and the watchdog tells
-    soon."""
+    """Whatever becomes of drafts, answers stay what they were, and the watchdog tells soon."""
     from tests.faults.rows.r35_watchdog import FAULTS, ROUNDS, ids
 
     found = []
@@ -331,20 +326,10 @@ def gone_bad(seed: int) -> list[str]:
     return found
 
 
-Story = Callable[[SimulatedCell, random.Random], Awaitable[list[str]]]
-
-
-def _told(story: Story, name: str, **settings: Any) -> Callable[[int], list[str]]:
-    return lambda seed: drawn(story, name, seed, **settings)
-
-
-def _journal(at_first: bool) -> Callable[[int], list[str]]:
-    def run(seed: int) -> list[str]:
-        with tempfile.TemporaryDirectory(prefix="dspark-journal-") as folder:
-            journal = Journal(Path(folder), at_first=at_first)
-            return _told(journal.story, "journal", **journal.settings)(seed)
-
-    return run
+def _journal(seed: int, *, at_first: bool = False) -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="dspark-journal-") as folder:
+        journal = Journal(Path(folder), at_first=at_first)
+        return drawn(journal.story, "journal", seed, **journal.settings)
 
 
 @contextlib.contextmanager
@@ -356,30 +341,28 @@ def knowing(*tenants: str) -> Iterator[dict[str, Any]]:
 
 def _of_tenants(seed: int) -> list[str]:
     with knowing("ann", "bob") as settings:
-        found = _told(_tenants, "tenants", **settings)(seed)
+        found = drawn(_tenants, "tenants", seed, **settings)
         settings["verify"] = {**settings["verify"], "attention": "stateful"}
-        return found + _told(_tenants, "tenants", **settings)(seed)
+        return found + drawn(_tenants, "tenants", seed, **settings)
 
 
 def _twice(seed: int) -> list[str]:
-    return _told(
-        _batches,
-        "batches",
-        frontends=1,
-        plan=Plan(once("CellBatch", Action.TWICE, at=3 + seed % 3)),
-    )(seed)
+    plan = Plan(once("CellBatch", Action.TWICE, at=3 + seed % 3))
+    return drawn(_batches, "batches", seed, frontends=1, plan=plan)
 
 
 PROMISES: dict[str, Callable[[int], list[str]]] = {
-    "kill": _told(_kill, "kill", verifiers=2, drafters=2, coordinator=PATIENT),
-    "preempt": _told(_preempt, "preempt", coordinator=PATIENT),
-    "drafters gone": _told(_drafters_gone, "gone", drafters=2, seconds={"judge_cohort": 0.05}),
-    "leave": _told(_leave, "leave"),
-    "prefixes": _told(_prefixes, "prefixes"),
-    "rules": _told(_rules, "rules"),
+    "kill": partial(drawn, _kill, "kill", verifiers=2, drafters=2, coordinator=PATIENT),
+    "preempt": partial(drawn, _preempt, "preempt", coordinator=PATIENT),
+    "drafters gone": partial(
+        drawn, _drafters_gone, "gone", drafters=2, seconds={"judge_cohort": 0.05}
+    ),
+    "leave": partial(drawn, _leave, "leave"),
+    "prefixes": partial(drawn, _prefixes, "prefixes"),
+    "rules": partial(drawn, _rules, "rules"),
     "tenants": _of_tenants,
-    "journal": _journal(at_first=False),
-    "first token": _journal(at_first=True),
+    "journal": _journal,
+    "first token": partial(_journal, at_first=True),
     "batches": _twice,
     "lying drafter": lied_to,
     "bad drafter": gone_bad,

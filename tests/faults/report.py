@@ -5,10 +5,7 @@ compares both.
 """
 
 import json
-import re
-import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from tests.faults.__main__ import RESULTS
@@ -24,17 +21,9 @@ LEFT_OUT = {"engine", "seconds", "same_processes", "same_pids", "in_all"}
 def table(name: str) -> str:
     """One line for each statement of each program, those that were never run too."""
     file, entries = TABLES[name]
-    path = RESULTS / file
-    saved = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if path.is_file()
-        else []
-    )
+    lines = (RESULTS / file).read_text(encoding="utf-8").splitlines()
+    saved = list(map(json.loads, lines))
     return HEAD + "".join(line for entry in entries for line in _lines(entry, saved))
-
-
-def _made_anew(begin: str, name: str, end: str, _: re.Match[str]) -> str:
-    return f"{begin}{table(name)}{end}"
 
 
 def page() -> str:
@@ -42,12 +31,8 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for name in TABLES:
         begin, end = f"<!-- {name} rows -->\n", f"<!-- end of {name} rows -->"
-        text = re.sub(
-            f"{begin}.*?{end}",
-            partial(_made_anew, begin, name, end),
-            text,
-            flags=re.DOTALL,
-        )
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{table(name)}{end}{rest.partition(end)[2]}"
     return text
 
 
@@ -65,8 +50,7 @@ def _lines(entry: Entry, saved: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def told(value: Any) -> str:
-    """A saved value in words: `kills 48, streams 192`. What is empty, and what is not measured, is
-    left out."""
+    """`kills 48, streams 192`, without what is empty or not measured."""
     if isinstance(value, dict):
         kept = {
             key: told(each)
@@ -94,10 +78,5 @@ def _inside(value: Any, text: str) -> str:
     return f"({text})" if isinstance(value, dict | list) else text
 
 
-def main() -> int:
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

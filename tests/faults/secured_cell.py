@@ -52,8 +52,7 @@ class SecuredCell(FaultCell):
         return self
 
     def listeners(self) -> list[Listener]:
-        """Of all processes of the cell. RuntimeError: one of them listens nowhere, as when it has
-        ended."""
+        """Of all processes. RuntimeError: one listens nowhere, as when it has ended."""
         found = [one for name, child in self.children.items() for one in listeners(name, child.pid)]
         if silent := self.children.keys() - {one.process for one in found}:
             raise RuntimeError(f"{', '.join(sorted(silent))} listens nowhere")

@@ -63,7 +63,8 @@ class SimulatedCell:
         watch_s: float = 4.0,
         seconds: Seconds | None = None,
     ) -> None:
-        self.network = Network(plan, watch_s=watch_s)
+        self.network = network = Network(plan, watch_s=watch_s)
+        self.kill, self.freeze, self.thaw = network.kill, network.freeze, network.thaw
         self.tape = None if synthetic else Tape()
         self.seconds = seconds or {}
         self.processes: dict[str, Any] = {}  # what each `start` returned
@@ -108,8 +109,7 @@ class SimulatedCell:
             await self.begin(f"frontend/{index}")
 
     async def connected(self, workers: int = 0, within_s: float = 60.0) -> None:
-        """Until the coordinator is connected to so many workers; to all it began with if none is
-        said."""
+        """Until the coordinator is connected to so many workers, to all of the beginning if 0."""
         workers = workers or sum(self._counts.values())
         membership = self.processes["coordinator/0"].cell.membership
         await self.until(
@@ -152,18 +152,6 @@ class SimulatedCell:
         """What processes of this role are told from their next start on."""
         self._given[role].update(more)
 
-    def kill(self, name: str) -> None:
-        """SIGKILL."""
-        self.network.kill(name)
-
-    def freeze(self, name: str) -> None:
-        """SIGSTOP."""
-        self.network.freeze(name)
-
-    def thaw(self, name: str) -> None:
-        """SIGCONT."""
-        self.network.thaw(name)
-
     async def terminate(self, name: str, grace_s: float = 10.0) -> None:
         """SIGTERM, until the process has ended."""
         await self.network.within(self.network.nodes[name], self.processes[name].stop(grace_s))
@@ -173,13 +161,6 @@ class SimulatedCell:
         if self.network.nodes[name].alive:
             self.kill(name)
         return await self.begin(name)
-
-    async def ask_from(self, client: str, prompt: list[int], **options: Any) -> Stream:
-        """`ask` by a process of this name, which can be killed and frozen like any other."""
-        asking: Stream = await self.network.within(
-            self.network.begin(client), self.ask(prompt, **options)
-        )
-        return asking
 
     async def ask(
         self,
@@ -233,8 +214,7 @@ class SimulatedCell:
         return {name: count for name, count in held.items() if count}
 
     def metric(self, name: str, process: str = "coordinator/0", **labels: str) -> float:
-        """A counter of a process, summed over the labels that are not given; 0 when it never
-        counted."""
+        """A counter of a process, summed over labels that are not given; 0 if it never counted."""
         total = 0.0
         for family in self.processes[process].metrics.registry.collect():
             for sample in family.samples:
@@ -246,8 +226,7 @@ class SimulatedCell:
 def simulate(
     story: Callable[[SimulatedCell], Awaitable[T]], *, seed: int = 0, **settings: Any
 ) -> T:
-    """Starts a cell, runs the story in it and returns what it returned. `settings` are those of
-    `SimulatedCell`."""
+    """What the story returns, told in a cell of these settings of `SimulatedCell`."""
 
     async def main() -> T:
         cell = SimulatedCell(**settings)

@@ -106,8 +106,7 @@ def wave(count: int, tokens: int, **options: Any) -> list[Stream]:
 
 
 def judged(streams: Sequence[Stream], target: Path = pair.TARGET) -> dict[str, Any]:
-    """What a row says of its streams. right: ended in good order, with nothing said that should not
-    be."""
+    """What a row says of its streams. right: ended in good order, with nothing wrong said."""
     found = [
         oracle.examine(one.prompt, one.ids, oracle.params_of(one.options, len(one.prompt)), target)
         for one in streams

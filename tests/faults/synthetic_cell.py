@@ -48,8 +48,7 @@ def counter(cell: FaultCell, name: str) -> int:
 
 
 def small_channel(endpoint: str, number: int = 0) -> grpc.aio.Channel:
-    """A channel of its own whose streams take little ahead of their reader, so that a stall is felt
-    soon."""
+    """Its streams take little ahead of their reader, so that a stall is felt soon."""
     options = [
         ("grpc.http2.lookahead_bytes", 1024),
         ("grpc.http2.bdp_probe", 0),

@@ -28,8 +28,7 @@ NEARLY = 0.02  # of a row's length: bfloat16, and other orders of sums
 
 @dataclass(slots=True)
 class Taken:
-    """A sequence as one verifier took it in: prompt and what was said before, the first token, its
-    rounds."""
+    """A sequence as one verifier took it in: what was there, the first token, its rounds."""
 
     sequence: int
     epoch: int
@@ -122,8 +121,7 @@ class Tape:
     # Judging.
 
     def problem(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
-        """What is wrong with the answer to this prompt, which nobody else asked for; empty when
-        nothing is."""
+        """What is wrong with the answer to this prompt of nobody else's, or nothing."""
         mine = [one for one in self.taken if one.given == tuple(prompt)]
         if not answer or not mine:
             return "" if not answer else "nobody computed it"
@@ -162,8 +160,7 @@ class Tape:
         return ""
 
     def rows_problem(self, texts: Sequence[Sequence[int]]) -> str:
-        """Whether all rows that drafters took in are those of these texts (prompt and answer), at
-        their positions."""
+        """What is wrong with rows that drafters took in, given all texts (prompt and answer)."""
         for name, chunk in self.rows:
             fits = [
                 text

@@ -10,7 +10,7 @@ import enum
 import functools
 from collections.abc import Callable
 
-from tests.faults.loop_thread import LoopThread
+from anyio.from_thread import start_blocking_portal
 
 CHUNK = 1 << 16
 BESIDE = "127.0.0.2"  # loopback, and not where processes listen
@@ -33,40 +33,37 @@ class TcpProxy:
         self.name, self._at = name, at
         self._host, _, port = upstream.rpartition(":")
         self._servers: list[asyncio.Server] = []
-        self._loop = LoopThread(f"tcp-proxy-{name}")
+        self._thread = contextlib.ExitStack()
+        self._loop = self._thread.enter_context(start_blocking_portal(name=f"tcp-proxy-{name}"))
         self._open = {way: asyncio.Event() for way in Way}
         for gate in self._open.values():
             gate.set()
         self.heard: Callable[[int], None] = lambda size: None  # of what comes from the process
         self._writers: set[asyncio.StreamWriter] = set()
         self.taken = 0  # connections
-        self.endpoint = f"{at}:{self._loop.run(self._listen(0, int(port)))}"
+        self.endpoint = f"{at}:{self._loop.call(self._listen, 0, int(port))}"
 
     def carry(self, port: int) -> None:
         """Stands before this port of the process, too."""
-        self._loop.run(self._listen(port, port))
+        self._loop.call(self._listen, port, port)
 
     def blackhole(self, *ways: Way) -> None:
-        """Passes nothing in these directions, in both if none is named, and keeps connections
-        open."""
-        self._loop.run(self._done(*(self._open[way].clear for way in ways or Way)))
+        """Passes nothing in these directions, by default in both, and keeps connections open."""
+        for way in ways or Way:
+            self._loop.call(self._open[way].clear)
 
     def heal(self) -> None:
         """Passes everything again, what was held back first."""
-        self._loop.run(self._done(*(gate.set for gate in self._open.values())))
+        for gate in self._open.values():
+            self._loop.call(gate.set)
 
     def cut(self) -> None:
         """Ends every connection, and loses what is under way."""
-        self._loop.run(self._done(self._cut_all))
+        self._loop.call(self._cut_all)
 
     def close(self) -> None:
-        self._loop.run(self._stop())
-        self._loop.close()
-
-    @staticmethod
-    async def _done(*calls: Callable[[], object]) -> None:
-        for call in calls:
-            call()
+        self._loop.call(self._stop)
+        self._thread.close()
 
     async def _listen(self, port: int, upstream: int) -> int:
         serve = functools.partial(self._serve, upstream)
@@ -74,7 +71,7 @@ class TcpProxy:
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    async def _stop(self) -> None:
+    def _stop(self) -> None:
         for server in self._servers:
             server.close()
         self._cut_all()

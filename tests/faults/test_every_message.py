@@ -1,5 +1,4 @@
-"""The story of row 15 in which every message between a verifier and its drafters is hurt; the row
-hurts all others too."""
+"""Row 15's story, every message between a verifier and its drafters hurt; the row hurts all."""
 
 import pytest
 

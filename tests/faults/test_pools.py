@@ -128,8 +128,7 @@ def _of_waiting(timed_draft: Any) -> float:
 
 
 def _wanted(streams: int, verify_s: float, cohorts: int) -> int:
-    """Fewest drafters that are busy 70 % of a cycle at most, when so many cohorts take turns in the
-    lane."""
+    """Fewest drafters that are busy 70 % of a cycle of so many cohorts."""
     for drafters in range(1, 7):
         draft_s = _draft_pass(-(-streams // cohorts // drafters))
         cycle_s = draft_s + verify_s if cohorts == 1 else cohorts * max(verify_s, draft_s)

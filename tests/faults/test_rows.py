@@ -67,19 +67,22 @@ def test_a_statement_holds_where_every_bar_does_and_others_are_named(
     assert capsys.readouterr().err == "row 9 misses: two\nrow 9 misses: three\n"
 
 
-def test_a_program_that_takes_too_long_is_ended_and_told_as_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "patience", "said"),
+    [
+        ("r24_retry_storm", 0.001, "missing: the program took longer than"),
+        ("r99_no_such_row", runner.PATIENCE, "missing: the program ended with status 1"),
+    ],
+)
+def test_a_program_that_takes_too_long_or_gives_no_row_is_told_as_missing(
+    words: str,
+    patience: float,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "PATIENCE", 0.001)
-    (ended,) = runner.run([Entry("r24_retry_storm", 15.0)], jobs=1)
+    monkeypatch.setattr(runner, "PATIENCE", patience)
+    (ended,) = runner.run([Entry(words, 15.0)])
     row = json.loads(capsys.readouterr().out)
-    assert (ended.status != 0, row["row"], row["holds"]) == (True, "24", False)
-    assert "took longer than" in row["value"]["error"]
-
-
-def test_a_program_that_gives_no_row_is_told_as_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    (ended,) = runner.run([Entry("r99_no_such_row", 60.0)], jobs=1)
-    row = json.loads(capsys.readouterr().out)
-    assert ended.status != 0
-    assert (row["row"], row["holds"]) == ("99", False)
-    assert "missing" in row["value"]["error"]
+    assert (ended.status != 0, row["row"], row["holds"]) == (True, words[1:3], False)
+    assert said in row["value"]["error"]

@@ -1,5 +1,4 @@
-"""The simulated cell: what runs in it is the real thing, stories repeat themselves, and faults do
-what they say."""
+"""What runs in it is the real thing, stories repeat themselves, faults do what they say."""
 
 import asyncio
 

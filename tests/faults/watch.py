@@ -1,5 +1,4 @@
-"""Child processes that note what code they let in, and log everything: see
-`watched/sitecustomize.py`."""
+"""Child processes that note what code they let in, by `watched/sitecustomize.py`."""
 
 import contextlib
 import os

@@ -39,8 +39,7 @@ def test_a_controller_that_is_restarted_keeps_the_last_word_about_autoscaling(
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
 
     def until_switched(*words: str) -> None:
-        """Every controller says once at its beginning how it is switched, and once for every
-        change."""
+        """Every controller says at its beginning how it is switched, and at every change."""
 
         def said() -> list[str]:
             lines = dspark("logs", "controller").splitlines()

@@ -1,5 +1,4 @@
-"""Cells as guests of one Ray cluster: refused by name where no node can hold them, and kept apart
-from each other."""
+"""Cells as guests of one Ray cluster: refused by name where no node holds them, kept apart."""
 
 import json
 import os

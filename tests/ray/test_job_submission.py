@@ -1,5 +1,4 @@
-"""`ray job submit -- dspark up`: the job ends when the cell serves, and the cell goes on without
-it."""
+"""`ray job submit -- dspark up`: the job ends when the cell serves, which goes on without it."""
 
 import contextlib
 import json

@@ -1,5 +1,4 @@
-"""A Ray cluster of ours asks who calls; one that does not is not joined where strangers could reach
-it."""
+"""Our Ray cluster asks who calls; one that does not is not joined where strangers reach it."""
 
 import contextlib
 import os

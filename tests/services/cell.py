@@ -1,5 +1,4 @@
-"""Real processes of a cell in this event loop, on loopback: what most tests of services begin
-with."""
+"""Real processes of a cell in this event loop, on loopback."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

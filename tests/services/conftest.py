@@ -3,13 +3,20 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest_asyncio
+import pytest
 
+from dspark.client import AsyncClient
 from tests.services.cell import Cell
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]:
     """Of the tiny pair; nobody is there yet."""
     async with Cell(golden_target, golden_drafter) as made:
         yield made
+
+
+@pytest.fixture
+async def client(cell: Cell) -> AsyncClient:
+    """Of a whole cell."""
+    return cell.client(await cell.whole())

@@ -1,5 +1,4 @@
-"""A drafter of the tests' own: it greets as it is told to and answers orders by a function; with
-what it may lie."""
+"""A drafter of the tests' own, which greets and answers as it is told, and its lies."""
 
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,25 +1,30 @@
 """A cell with an HTTP front on an event loop of its own, for clients that block."""
 
+import contextlib
 import shutil
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import openai
+import pytest
+from anyio.from_thread import start_blocking_portal
 
 from coordinator.config import CoordinatorConfig
-from tests.faults.loop_thread import LoopThread
+from dspark.client import Client, Completion, RoundExplanation
 from tests.faults.pair import DRAFTER, FOLDER, TARGET
 from tests.services.cell import Cell
 from tests.synthetic_file import synthetic_file
+from tests.waiting import wait_until
 
 
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
     With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the
-    coordinator, `verify` to the verifier, `shared` to every process.
+    coordinator, `verify` to the verifier, `shared` to every process. `run` is a call on its loop.
     """
 
     def __init__(
@@ -34,26 +39,17 @@ class HttpCell:
         made = {"pair": pair} if pair else {"target": TARGET, "drafter": DRAFTER}
         self._cell = Cell(shared=shared, **made)
         self._workers, self._verify, self._settings = workers, dict(verify or {}), settings
-        self.verifier: Any = None
-        self.drafter: Any = None
-        self.coordinator: Any = None
 
     def __enter__(self) -> Self:
-        self._loop = LoopThread("cell", patience_s=120.0)
-        self.run(self._start())
+        with contextlib.ExitStack() as ends:
+            self.run = ends.enter_context(start_blocking_portal(name="cell")).call
+            ends.callback(self.run, self._cell.__aexit__)
+            self.run(self._start)
+            self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._cell.__aexit__())
-        self._loop.close()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Something on the cell's loop."""
-        return self._loop.run(work)
-
-    @property
-    def thread(self) -> int | None:
-        return self._loop._thread.ident
+        self._ends.close()
 
     @property
     def url(self) -> str:
@@ -88,7 +84,7 @@ class HttpCell:
         return self._cell.running + self._cell.held
 
     def freed(self) -> None:
-        self.run(self._cell.freed())
+        self.run(self._cell.freed)
 
     @property
     def cancelled(self) -> int:
@@ -97,11 +93,32 @@ class HttpCell:
 
     async def _start(self) -> None:
         if self._workers:
-            self.verifier = await self._cell.verifier(**self._verify)
-            self.drafter = await self._cell.drafter()
+            self.verifier: Any = await self._cell.verifier(**self._verify)
+            self.drafter: Any = await self._cell.drafter()
         door = {"target": str(TARGET), "http": "127.0.0.1:0"}
         warm_up = {"warm_up_s": CoordinatorConfig.warm_up_s}
-        self.coordinator = await self._cell.coordinator(**{**door, **warm_up, **self._settings})
+        self.coordinator: Any = await self._cell.coordinator(
+            **{**door, **warm_up, **self._settings}
+        )
+
+
+def of_module(settings: Callable[[Path], Mapping[str, Any]] = lambda _: {}, **more: Any) -> Any:
+    """A fixture: a cell for all tests of a module. settings: made in a folder of its own."""
+
+    @pytest.fixture(scope="module")
+    def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
+        with HttpCell(**settings(tmp_path_factory.mktemp("cell")), **more) as running:
+            yield running
+
+    return cell
+
+
+def explained(cell: HttpCell, name: str, **asked: Any) -> tuple[list[RoundExplanation], Completion]:
+    """Rounds of an answer, told while it runs, and all of it."""
+    with Client(cell.coordinator.endpoint) as client, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(client.complete, request_id=name, temperature=0.0, **asked)
+        wait_until(lambda: cell.coordinator.cell.admission.find(name) is not None)
+        return list(client.explain(name, timeout=60.0)), asking.result()
 
 
 def in_schema(schema: Any, **more: Any) -> Any:
@@ -110,8 +127,7 @@ def in_schema(schema: Any, **more: Any) -> Any:
 
 
 def target_that_calls(folder: Path) -> dict[str, Any]:
-    """Settings of a cell whose target is the tiny one with a chat template that knows tools, in
-    `folder`, as `tiny`."""
+    """A cell of the tiny target as `tiny`, copied to `folder`, with a template that knows tools."""
     for file in (*TARGET.glob("*.json"), *TARGET.glob("*.safetensors")):
         shutil.copy(file, folder)
     shutil.copy(FOLDER.parent / "chat_templates" / "qwen.jinja", folder / "chat_template.jinja")
@@ -123,9 +139,13 @@ def target_that_calls(folder: Path) -> dict[str, Any]:
     }
 
 
+def slowly(folder: Path) -> dict[str, Any]:
+    """Settings of a cell of a synthetic pair with steps of 4 ms."""
+    return {"pair": synthetic_pair(folder, step_ms=4.0)}
+
+
 def synthetic_pair(folder: Path, *, step_ms: float = 2.0) -> Path:
-    """A pair over the tiny target's tokenizer's ids, with steps long enough to be in the middle
-    of."""
+    """Over the tiny target's ids, with steps long enough to be in the middle of."""
     return Path(
         synthetic_file(
             folder,

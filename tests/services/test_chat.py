@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ from dspark.cli.main import main
 from dspark.client import Client
 from dspark.client.events import read_event
 from dspark.errors import ConfigError
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import TARGET, HttpCell, of_module
 
 LONGEST_S = 200.0
 # a signal that falls between the library of the terminal and Python waits there for the next one
@@ -102,10 +102,7 @@ class Terminal:
         os.close(self._screen)  # before its end that would end it
 
 
-@pytest.fixture(scope="module")
-def cell() -> Iterator[HttpCell]:
-    with HttpCell() as cell:
-        yield cell
+cell = of_module()
 
 
 def _words(cell: HttpCell, *more: str) -> list[str]:

@@ -1,5 +1,4 @@
-"""A coordinator with the real workers over loopback gRPC, all in this process, on the golden
-pair."""
+"""A coordinator with real workers over loopback gRPC, in this process, on the golden pair."""
 
 import asyncio
 import socket
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dspark.client import AsyncClient
 from dspark.errors import Unavailable
 from tests.faults.oracle import plain_greedy
 from tests.services.cell import Cell, health
@@ -18,8 +18,7 @@ PROMPT = (3, 17, 42, 9, 77, 5)
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 
 
-async def test_status_shows_the_whole_cell(cell: Cell) -> None:
-    client = cell.client(await cell.whole())
+async def test_status_shows_the_whole_cell(client: AsyncClient) -> None:
     await client.complete(PROMPT, max_tokens=24, policy="fixed:2", **GREEDY)
     status = await client.status()
     assert [(each.name, each.state) for each in status.processes] == [

@@ -1,5 +1,4 @@
-"""A drafter of DeepSeek-V4's own kind is trained for a tiny target of that kind, and drafts for it
-in a cell."""
+"""A drafter of DeepSeek-V4's kind is trained for a tiny target of that kind, and serves it."""
 
 import csv
 from pathlib import Path

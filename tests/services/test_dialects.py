@@ -1,5 +1,4 @@
-"""Anthropic's Messages and OpenAI's Responses through their official clients, held to chat, on the
-tiny pair."""
+"""Anthropic's Messages and OpenAI's Responses by their clients, held to chat, on the tiny pair."""
 
 import json
 import re
@@ -13,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.services.http_cell import HttpCell, target_that_calls
+from tests.services.http_cell import HttpCell, of_module, target_that_calls
 from tests.services.test_tools_served import PARAMETERS
 
 USER: Any = {"role": "user", "content": "def f"}
@@ -32,10 +31,7 @@ class Thing(pydantic.BaseModel):
     good: bool
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    with HttpCell(**target_that_calls(tmp_path_factory.mktemp("target"))) as running:
-        yield running
+cell = of_module(target_that_calls)
 
 
 @pytest.fixture

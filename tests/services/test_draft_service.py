@@ -34,10 +34,8 @@ async def pushed(call: Any, rows: features_pb2.FeatureChunk) -> features_pb2.Fea
 
 
 def dropped(process: Any, reason: RefusalReason) -> float:
-    value: float = process.metrics.value(
-        "dropped_total", kind="feature_rows", reason=reason.name.lower()
-    )
-    return value
+    told = {"kind": "feature_rows", "reason": reason.name.lower()}
+    return float(process.metrics.value("dropped_total", **told))
 
 
 async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafter: Path) -> None:

@@ -1,10 +1,7 @@
-"""`Control.Explain` over a real cell: the rounds of a running request, told to operators while they
-are settled."""
+"""`Control.Explain` over a real cell: rounds of a running request, told as they are settled."""
 
 import json
 import math
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,36 +20,21 @@ from dspark.client import (
 from dspark.client.fields import copied
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2
-from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.services.http_cell import HttpCell, explained, of_module, slowly
 from tests.waiting import wait_until
 
 PROMPT = [5, 6, 7]
 GREEDY: Any = {"temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    pair = synthetic_pair(tmp_path_factory.mktemp("pair"), step_ms=4.0)
-    with HttpCell(pair, http=None, policy="fixed:2") as running:
-        yield running
+cell = of_module(slowly, http=None, policy="fixed:2")
 
 
 def test_a_running_request_is_explained_until_it_ends(cell: HttpCell) -> None:
-    with Client(cell.coordinator.endpoint) as client:
-        tokens: list[int] = []
-
-        def answer() -> None:
-            stream = client.generate(PROMPT, max_tokens=200, request_id="mine", **GREEDY)
-            tokens.extend(token for event in stream for token in event.token_ids)
-
-        asking = threading.Thread(target=answer)
-        asking.start()
-        wait_until(lambda: cell.coordinator.cell.admission.find("mine") is not None)
-        rounds = list(client.explain("mine", timeout=60.0))
-        asking.join()
+    rounds, answer = explained(cell, "mine", prompt=PROMPT, max_tokens=200, ignore_eos=True)
     assert len(rounds) > 5
     for told in rounds:
-        assert list(told.token_ids) == tokens[told.offset : told.offset + len(told.token_ids)]
+        assert told.token_ids == answer.token_ids[told.offset :][: len(told.token_ids)]
         assert told.prefix <= 2
         assert told.policy == "fixed:2"
     assert rounds[-1].offset + len(rounds[-1].token_ids) == 200

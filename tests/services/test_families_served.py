@@ -6,26 +6,22 @@ is the target itself has all its drafts accepted, which only a right context all
 """
 
 import asyncio
-import contextlib
-import dataclasses
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from dspark.client import AsyncClient
 from dspark.errors import CheckpointError
-from dspark.model.config import Kind
 from dspark.model.formats.convert import to_speculators
 from tests.architectures import deepseek_v4
 from tests.faults.oracle import plain_greedy
 from tests.released.weights import write_thin
 from tests.services.cell import Cell
-from tests.services.workers import verifier
 from tests.unit.model.golden import altered, fresh
 from tests.waiting import until
 
@@ -38,28 +34,15 @@ KEPT = sorted(set(range(0, 128, 3)) | {1, 2, 4, 5})
 Make = Callable[[Path], tuple[Path, Path]]  # folder to write in -> (target, drafter)
 
 
-def _random(kind: Kind, taps: tuple[int, ...]) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
-        shape = {
-            "block_size": 4,
-            "mask_token_id": -1,
-            "markov_rank": 0,
-            "markov_head_type": "none",
-        } | headless
-        return TARGET, fresh(
-            folder / "drafter", kind=kind, num_hidden_layers=1, target_layer_ids=taps, **shape
-        )
-
-    return make
+def _random(folder: Path, **shape: Any) -> tuple[Path, Path]:
+    headless = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    plain = {"block_size": 4, "mask_token_id": -1, "markov_rank": 0, "markov_head_type": "none"}
+    return TARGET, fresh(folder / "drafter", num_hidden_layers=1, **plain, **headless, **shape)
 
 
-def _twin(**options: Any) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        to_speculators(DSPARK, folder / "twin", **options)
-        return TARGET, folder / "twin"
-
-    return make
+def _twin(folder: Path, **options: Any) -> tuple[Path, Path]:
+    to_speculators(DSPARK, folder / "twin", **options)
+    return TARGET, folder / "twin"
 
 
 def _inside(folder: Path) -> tuple[Path, Path]:
@@ -67,19 +50,11 @@ def _inside(folder: Path) -> tuple[Path, Path]:
     return folder, folder
 
 
-def _thin(name: str) -> Make:
-    def make(folder: Path) -> tuple[Path, Path]:
-        write_thin(folder / "drafter", name, target=folder / "target")
-        return folder / "target", folder / "drafter"
-
-    return make
-
-
 MADE: dict[str, Make] = {
-    "a twin in the other format, tables left out": _twin(share_tables=True),
-    "a twin with a third of the tokens": _twin(keep_tokens=KEPT),
-    "eagle3, random": _random("eagle3", (0, 2, 4)),
-    "mtp, random": _random("mtp", (5,)),
+    "a twin in the other format, tables left out": partial(_twin, share_tables=True),
+    "a twin with a third of the tokens": partial(_twin, keep_tokens=KEPT),
+    "eagle3, random": partial(_random, kind="eagle3", target_layer_ids=(0, 2, 4)),
+    "mtp, random": partial(_random, kind="mtp", target_layer_ids=(5,)),
     "the target as its own drafter": lambda folder: (TARGET, TARGET),
     "deepseek-v4's module, random": _inside,
 }
@@ -99,34 +74,22 @@ THIN = (
 )
 
 
-@dataclasses.dataclass
-class Served:
-    drafter: Any
-    coordinator: Any
-    client: AsyncClient
+class Served(Cell):
+    async def __aenter__(self) -> Self:
+        await self.verifier()
+        await self.drafter(target=self._verify["target"])
+        self.asked = self.client(await self.coordinator())
+        return self
 
     def counted(self, name: str) -> float:
-        return float(self.coordinator.metrics.value(f"spec_decode_num_{name}_tokens_total"))
+        return float(self.serving.metrics.value(f"spec_decode_num_{name}_tokens_total"))
 
     async def answers(
         self, prompts: list[list[int]], count: int, **options: Any
     ) -> list[list[int]]:
-        asked = (
-            self.client.complete(
-                prompt, timeout=120.0, ignore_eos=True, max_tokens=count, **options
-            )
-            for prompt in prompts
-        )
+        options |= {"timeout": 120.0, "ignore_eos": True, "max_tokens": count}
+        asked = (self.asked.complete(prompt, **options) for prompt in prompts)
         return [list(completion.token_ids) for completion in await asyncio.gather(*asked)]
-
-
-@contextlib.asynccontextmanager
-async def _served(target: Path, made: Path) -> AsyncIterator[Served]:
-    async with Cell(target, made) as cell:
-        await cell.verifier()
-        drafter = await cell.drafter(target=str(target))
-        coordinator = await cell.coordinator()
-        yield Served(drafter, coordinator, cell.client(coordinator))
 
 
 def _prompts(count: int, longest: int = 40) -> list[list[int]]:
@@ -141,7 +104,7 @@ def _prompts(count: int, longest: int = 40) -> list[list[int]]:
 async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) -> None:
     target, made = MADE[name](tmp_path)
     prompts = [*_prompts(3), [9]]
-    async with _served(target, made) as cell:
+    async with Served(target, made) as cell:
         plain = plain_greedy(target, prompts, 24)
         for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
@@ -166,7 +129,7 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
         assert sampled[0] == sampled[1]
         for rule in ("token", "block"):  # ratio rules take a q over the whole vocabulary
             await cell.answers(prompts, 16, temperature=1.0, policy="fixed:4", rule=rule)
-        assert cell.coordinator.metrics.value("refusals_total", reason="invalid") == 0
+        assert cell.serving.metrics.value("refusals_total", reason="invalid") == 0
 
 
 @pytest.mark.parametrize(
@@ -216,15 +179,16 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
     ],
 )
 async def test_a_verifier_refuses_a_drafter_of_another_target(
-    tmp_path: Path, change: dict[str, Any], says: str
+    cell: Cell, tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
     altered(tmp_path, change, of=DSPARK)
     with pytest.raises(CheckpointError, match=says):
-        async with verifier(TARGET, tmp_path):
-            pass
+        await cell.verifier(target=str(TARGET), drafter=str(tmp_path))
 
 
-async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+async def test_a_language_model_with_another_tokenizer_is_refused(
+    cell: Cell, tmp_path: Path
+) -> None:
     for name in ("target", "drafter"):
         (tmp_path / name).mkdir()
         for file in ("config.json", "model.safetensors"):
@@ -234,8 +198,7 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
             json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
         )
     with pytest.raises(CheckpointError, match="token 1 is 'c' there and 'b' here"):
-        async with verifier(tmp_path / "target", tmp_path / "drafter"):
-            pass
+        await cell.verifier(target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))
 
 
 @pytest.mark.slow
@@ -244,13 +207,13 @@ async def test_a_language_model_with_another_tokenizer_is_refused(tmp_path: Path
 async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None:
     """A drafter that is wrong changes no id; only what is accepted shows it."""
     target, folder = REFERENCE[name]
-    async with _served(target, folder) as cell:
-        slots = cell.drafter.engine.shape.block_size
+    async with Served(target, folder) as cell:
+        slots = cell.drafters[0].engine.shape.block_size
         rounds = accepted = allowed = 0
         for case in json.loads((folder / "decode_cases.json").read_text()):
             if case["confidence_threshold"] > 0:
                 continue
-            completion = await cell.client.complete(
+            completion = await cell.asked.complete(
                 case["prompt_ids"],
                 timeout=120.0,
                 max_tokens=case["max_new_tokens"],
@@ -271,9 +234,10 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THIN)
 async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path, name: str) -> None:
-    target, made = _thin(name)(tmp_path)
+    target, made = tmp_path / "target", tmp_path / "drafter"
+    write_thin(made, name, target=target)
     prompts = _prompts(2, 20)
-    async with _served(target, made) as cell:
+    async with Served(target, made) as cell:
         for policy in ("fixed:7", "adaptive"):
             assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(
                 target, prompts, 12

@@ -3,8 +3,6 @@
 import enum
 import json
 import re
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -19,8 +17,7 @@ from dspark.client import AsyncClient, Client
 from dspark.errors import InvalidRequest
 from dspark.types import Constraint
 from tests.services import workers
-from tests.services.http_cell import TARGET, HttpCell, in_schema
-from tests.waiting import wait_until
+from tests.services.http_cell import TARGET, HttpCell, explained, in_schema, of_module
 from verify_service.grammars import grammars
 
 SCHEMA = {
@@ -45,12 +42,9 @@ def form(**outputs: Any) -> Any:
     return {"extra_body": {"structured_outputs": outputs}}
 
 
-@pytest.fixture(scope="module")
-def cell() -> Iterator[HttpCell]:
-    # on a crowded machine a drafter is late, and then left out for a while
-    patient = {"draft_deadline_s": 30.0, "drafter_patience_s": 60.0}
-    with HttpCell(policy="fixed:3", verify=patient) as running:
-        yield running
+# on a crowded machine a drafter is late, and then left out for a while
+PATIENT = {"draft_deadline_s": 30.0, "drafter_patience_s": 60.0}
+cell = of_module(policy="fixed:3", verify=PATIENT)
 
 
 def check(text: str) -> None:
@@ -91,7 +85,7 @@ def test_an_answer_has_its_form_through_a_front_end_of_its_own(cell: HttpCell) -
             )
             return answer.text
 
-    assert re.fullmatch("[ab]{5}", cell.run(said()))
+    assert re.fullmatch("[ab]{5}", cell.run(said))
 
 
 class Kind(enum.Enum):
@@ -249,18 +243,8 @@ def test_the_live_page_tells_what_forms_did_to_every_token_and_draft(cell: HttpC
 
 
 def test_explain_tells_what_forms_did(cell: HttpCell) -> None:
-    def answer() -> None:
-        with Client(cell.coordinator.endpoint) as mine:
-            shape = {"regex": "[0-9]{400}xyz"}
-            asked: Any = {"constraint": shape, "policy": "fixed:3", "max_tokens": 500}
-            mine.complete("x", temperature=0.0, request_id="shaped", **asked)
-
-    asking = threading.Thread(target=answer)
-    asking.start()
-    wait_until(lambda: cell.coordinator.cell.admission.find("shaped") is not None)
-    with Client(cell.coordinator.endpoint) as client:
-        rounds = list(client.explain("shaped", timeout=60.0))
-    asking.join()
+    shape = {"constraint": {"regex": "[0-9]{400}xyz"}, "policy": "fixed:3"}
+    rounds, _ = explained(cell, "shaped", prompt="x", max_tokens=500, **shape)
     assert all(len(told.forced) == len(told.token_ids) for told in rounds)
     assert rounds[-1].forced[-1]
     assert "forced)" in line(rounds[-1])

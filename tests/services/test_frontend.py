@@ -1,5 +1,4 @@
-"""Front ends of their own before one coordinator: the same answers, and what happens when either
-side goes."""
+"""Front ends before one coordinator: the same answers, and what happens when either side goes."""
 
 import asyncio
 import contextlib
@@ -8,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +62,12 @@ def target(tmp_path: Path) -> str:
     return str(folder)
 
 
-@asynccontextmanager
-async def stage(pair: str, **settings: Any) -> AsyncIterator[Cell]:
-    async with Cell(pair=pair) as cell:
-        await cell.whole(verify={"max_sequences": 8192}, **settings)
-        yield cell
-        await cell.freed()
+@pytest.fixture
+async def cell(pair: str, target: str, request: pytest.FixtureRequest) -> AsyncIterator[Cell]:
+    async with Cell(pair=pair, shared={"target": target}) as made:
+        await made.whole(verify={"max_sequences": 8192}, **getattr(request, "param", {}))
+        yield made
+        await made.freed()
 
 
 def said(one: Completion) -> list[Any]:
@@ -82,84 +80,79 @@ def said(one: Completion) -> list[Any]:
     return [one.text, one.token_ids, end.finish_reason, end.matched_stop, end.usage, choices]
 
 
-async def test_an_answer_is_the_same_through_a_front_end_of_its_own(pair: str, target: str) -> None:
-    async with stage(pair, target=target) as cell:
-        near, far = cell.client(cell.serving), cell.client(await cell.frontend(target=target))
-        assert await near.model_info() == await far.model_info()
-        asked: list[dict[str, Any]] = [
-            {"seed": 6, "temperature": 0.0},
-            {"seed": 7},
-            {"seed": 8, "n": 3},
-            {"seed": 9, "policy": "off", "top_p": 0.9, "presence_penalty": 0.5},
-            {"seed": 10, "temperature": 0.0, "stop_token_ids": list(range(64, 96))},
-        ]
-        for options in asked:
-            one = await near.complete("Grüße, ", max_tokens=40, **options)
-            other = await far.complete("Grüße, ", max_tokens=40, **options)
-            assert said(one) == said(other), options
-            assert other.end.speculation.rounds > 0
-            times = other.end.timings
-            assert times.total_ms >= times.ttft_ms >= times.queue_ms >= 0
+async def test_an_answer_is_the_same_through_a_front_end_of_its_own(cell: Cell) -> None:
+    near, far = cell.client(cell.serving), cell.client(await cell.frontend())
+    assert await near.model_info() == await far.model_info()
+    asked: list[dict[str, Any]] = [
+        {"seed": 6, "temperature": 0.0},
+        {"seed": 7},
+        {"seed": 8, "n": 3},
+        {"seed": 9, "policy": "off", "top_p": 0.9, "presence_penalty": 0.5},
+        {"seed": 10, "temperature": 0.0, "stop_token_ids": list(range(64, 96))},
+    ]
+    for options in asked:
+        one = await near.complete("Grüße, ", max_tokens=40, **options)
+        other = await far.complete("Grüße, ", max_tokens=40, **options)
+        assert said(one) == said(other), options
+        assert other.end.speculation.rounds > 0
+        times = other.end.timings
+        assert times.total_ms >= times.ttft_ms >= times.queue_ms >= 0
 
 
-async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(
-    pair: str, target: str
-) -> None:
-    async with stage(pair, target=target) as cell:
-        frontend = await cell.frontend(target=target)
-        near, far = cell.client(cell.serving), cell.client(frontend)
-        whole = await near.complete("abc", max_tokens=60, seed=5)
-        stop = whole.text[20:24]
-        for client in (near, far):
-            cut = await client.complete("abc", max_tokens=10_000, seed=5, stop=[stop])
-            assert cut.text == whole.text[: whole.text.index(stop)]
-            assert (cut.end.finish_reason, cut.end.matched_stop) == ("stop", stop)
-            assert cut.end.usage.completion_tokens == len(cut.token_ids)
-            assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-            assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(
-                cut.token_ids
-            )
-            await cell.freed()
-        assert cell.serving.metrics.value("requests_total", outcome="stop") == 2
+async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(cell: Cell) -> None:
+    frontend = await cell.frontend()
+    near, far = cell.client(cell.serving), cell.client(frontend)
+    whole = await near.complete("abc", max_tokens=60, seed=5)
+    stop = whole.text[20:24]
+    for client in (near, far):
+        cut = await client.complete("abc", max_tokens=10_000, seed=5, stop=[stop])
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        assert (cut.end.finish_reason, cut.end.matched_stop) == ("stop", stop)
+        assert cut.end.usage.completion_tokens == len(cut.token_ids)
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        assert 1 + cut.end.speculation.accepted_tokens + cut.end.speculation.rounds >= len(
+            cut.token_ids
+        )
+        await cell.freed()
+    assert cell.serving.metrics.value("requests_total", outcome="stop") == 2
 
 
 @pytest.mark.parametrize("far", [False, True])
 async def test_who_is_cut_at_its_deadline_by_its_own_grpc_has_not_gone_away(
-    pair: str, far: bool
+    cell: Cell, far: bool
 ) -> None:
-    async with stage(pair) as cell:
-        process = await cell.frontend() if far else cell.serving
-        asked = write_request([1, 2], {"max_tokens": 9000, "ignore_eos": True})
-        stub = generate_pb2_grpc.GenerationStub(cell.client(process)._channel)
-        for reads_for_s, outcome in ((0.95, "expired"), (0.3, "cancelled")):
-            call = stub.Generate(asked, timeout=1.0)
-            await call.read()
-            await asyncio.sleep(reads_for_s)
-            call.cancel()
-            await cell.freed()
-            assert cell.serving.metrics.value("requests_total", outcome=outcome) == 1
+    process = await cell.frontend() if far else cell.serving
+    asked = write_request([1, 2], {"max_tokens": 9000, "ignore_eos": True})
+    stub = generate_pb2_grpc.GenerationStub(cell.client(process)._channel)
+    for reads_for_s, outcome in ((0.95, "expired"), (0.3, "cancelled")):
+        call = stub.Generate(asked, timeout=1.0)
+        await call.read()
+        await asyncio.sleep(reads_for_s)
+        call.cancel()
+        await cell.freed()
+        assert cell.serving.metrics.value("requests_total", outcome=outcome) == 1
 
 
-async def test_errors_of_admission_come_back_unchanged(pair: str) -> None:
-    async with stage(pair, max_running=1, max_queued=1) as cell:
-        frontend = await cell.frontend()
-        near, far = cell.client(cell.serving), cell.client(frontend)
-        held = [
-            asyncio.create_task(far.complete([1, 2], max_tokens=9000, request_id=f"held-{number}"))
-            for number in range(2)
-        ]
-        await until(lambda: cell.running == 2)
-        for client in (near, far):
-            with pytest.raises(Overloaded, match="wait already") as refused:
-                await client.complete([1, 2], max_tokens=4)
-            assert refused.value.retry_after_s > 0
-        assert cell.serving.metrics.value("admission_rejections_total", reason="queue_full") == 2
-        assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
-        assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
-        for client in (near, far):
-            with pytest.raises(InvalidRequest) as invalid:
-                await client.complete([1, 999], max_tokens=4)
-            assert invalid.value.field == "tokenized.input_ids"
+@pytest.mark.parametrize("cell", [{"max_running": 1, "max_queued": 1}], indirect=True, ids=["few"])
+async def test_errors_of_admission_come_back_unchanged(cell: Cell) -> None:
+    frontend = await cell.frontend()
+    near, far = cell.client(cell.serving), cell.client(frontend)
+    held = [
+        asyncio.create_task(far.complete([1, 2], max_tokens=9000, request_id=f"held-{number}"))
+        for number in range(2)
+    ]
+    await until(lambda: cell.running == 2)
+    for client in (near, far):
+        with pytest.raises(Overloaded, match="wait already") as refused:
+            await client.complete([1, 2], max_tokens=4)
+        assert refused.value.retry_after_s > 0
+    assert cell.serving.metrics.value("admission_rejections_total", reason="queue_full") == 2
+    assert set(await far.abort(["held-0", "held-1", "unknown"])) == {"held-0", "held-1"}
+    assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
+    for client in (near, far):
+        with pytest.raises(InvalidRequest) as invalid:
+            await client.complete([1, 999], max_tokens=4)
+        assert invalid.value.field == "tokenized.input_ids"
 
 
 async def test_without_a_verifier_it_is_unavailable() -> None:
@@ -168,21 +161,20 @@ async def test_without_a_verifier_it_is_unavailable() -> None:
             await client.complete([1, 2], max_tokens=4)
 
 
-async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(pair: str) -> None:
-    async with stage(pair) as cell:
-        first, second = await cell.frontend(), await cell.frontend(name="frontend/1")
-        one, other = cell.client(first), cell.client(second)
-        running = asyncio.create_task(one.complete([1, 2], max_tokens=9000, request_id="mine"))
-        await until(lambda: cell.running)
-        with pytest.raises(InvalidRequest, match="running request has this id"):
-            await other.complete([1, 2], max_tokens=4, request_id="mine")
-        names = [process.name for process in (await cell.client(cell.serving).status()).processes]
-        assert {"frontend/0", "frontend/1"} <= set(names)
-        await until(lambda: cell.serving.metrics.value("generation_tokens_total"))
-        assert await other.abort(["mine"]) == ("mine",)
-        answer = await running
-        assert answer.end.finish_reason == "abort"
-        assert answer.end.usage.completion_tokens == len(answer.token_ids) > 0
+async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(cell: Cell) -> None:
+    first, second = await cell.frontend(), await cell.frontend(name="frontend/1")
+    one, other = cell.client(first), cell.client(second)
+    running = asyncio.create_task(one.complete([1, 2], max_tokens=9000, request_id="mine"))
+    await until(lambda: cell.running)
+    with pytest.raises(InvalidRequest, match="running request has this id"):
+        await other.complete([1, 2], max_tokens=4, request_id="mine")
+    names = [process.name for process in (await cell.client(cell.serving).status()).processes]
+    assert {"frontend/0", "frontend/1"} <= set(names)
+    await until(lambda: cell.serving.metrics.value("generation_tokens_total"))
+    assert await other.abort(["mine"]) == ("mine",)
+    answer = await running
+    assert answer.end.finish_reason == "abort"
+    assert answer.end.usage.completion_tokens == len(answer.token_ids) > 0
 
 
 async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
@@ -200,149 +192,142 @@ async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
     return process, json.loads(line)["endpoint"]
 
 
-async def test_a_front_end_that_is_killed_leaves_nothing_behind(pair: str) -> None:
-    async with stage(pair) as cell:
-        process, endpoint = await start_process("frontend", "--coordinator", cell.serving.endpoint)
-        survivor = cell.client(await cell.frontend(name="frontend/1"))
-        try:
-            async with AsyncClient(endpoint) as client:
-                tasks = [
-                    asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)
-                ]
-                await until(lambda: cell.running == 8)
-                kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
-                await until(lambda: cell.running == 9 or kept.done())
-                process.send_signal(signal.SIGKILL)
-                await kept
-                ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(end, Unavailable) for end in ends)
-            await cell.freed()
-            assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 8
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()  # where it failed before
-            await process.wait()
+async def test_a_front_end_that_is_killed_leaves_nothing_behind(cell: Cell) -> None:
+    process, endpoint = await start_process("frontend", "--coordinator", cell.serving.endpoint)
+    survivor = cell.client(await cell.frontend(name="frontend/1"))
+    try:
+        async with AsyncClient(endpoint) as client:
+            tasks = [
+                asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)
+            ]
+            await until(lambda: cell.running == 8)
+            kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
+            await until(lambda: cell.running == 9 or kept.done())
+            process.send_signal(signal.SIGKILL)
+            await kept
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, Unavailable) for end in ends)
+        await cell.freed()
+        assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 8
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # where it failed before
+        await process.wait()
 
 
 async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_one_is_found(
-    pair: str,
+    cell: Cell,
 ) -> None:
-    async with stage(pair) as cell:
-        await cell.serving.stop(0.0)
-        words = ["--verify", cell.verifiers[0].endpoint, "--draft", cell.drafters[0].endpoint]
-        words += ["--metrics-port", "none"]
-        process, endpoint = await start_process("coordinator", *words)
-        try:
-            frontend = await cell.frontend(coordinator=endpoint)
-            client = cell.client(frontend)
-            tokens = 0
-            with pytest.raises(Unavailable) as ended:  # noqa: PT012
-                async with client.generate([1, 2], max_tokens=9000) as stream:
-                    async for event in stream:
-                        tokens += len(event.token_ids) if isinstance(event, Chunk) else 0
-                        if tokens > 20 and process.returncode is None:
-                            process.send_signal(signal.SIGKILL)
-                            await process.wait()
-            assert f"offset {tokens}" in str(ended.value)
-            with pytest.raises(Unavailable, match="not attached"):
-                await client.complete([1, 2], max_tokens=4)
-            assert await health(frontend, GENERATION) == "not_serving"
-            process, _ = await start_process("coordinator", *words, "--bind", endpoint)
-            await until(lambda: frontend.cell._terms is not None)
-            assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
-            assert await health(frontend, GENERATION) == "serving"
-        finally:
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+    await cell.serving.stop(0.0)
+    words = ["--verify", cell.verifiers[0].endpoint, "--draft", cell.drafters[0].endpoint]
+    words += ["--metrics-port", "none"]
+    process, endpoint = await start_process("coordinator", *words)
+    try:
+        frontend = await cell.frontend(coordinator=endpoint)
+        client = cell.client(frontend)
+        tokens = 0
+        with pytest.raises(Unavailable) as ended:  # noqa: PT012
+            async with client.generate([1, 2], max_tokens=9000) as stream:
+                async for event in stream:
+                    tokens += len(event.token_ids) if isinstance(event, Chunk) else 0
+                    if tokens > 20 and process.returncode is None:
+                        process.send_signal(signal.SIGKILL)
+                        await process.wait()
+        assert f"offset {tokens}" in str(ended.value)
+        with pytest.raises(Unavailable, match="not attached"):
+            await client.complete([1, 2], max_tokens=4)
+        assert await health(frontend, GENERATION) == "not_serving"
+        process, _ = await start_process("coordinator", *words, "--bind", endpoint)
+        await until(lambda: frontend.cell._terms is not None)
+        assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
+        assert await health(frontend, GENERATION) == "serving"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
 
 
-async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(pair: str) -> None:
-    async with stage(pair) as cell:
-        frontend = await cell.frontend()
-        neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
-        message = generate_pb2.GenerateRequest(request_id="slow")
-        request = Request("slow", (1, 2), SamplingParams(), 256, Off())
-        sink = OutputQueue(4)
-        frontend.cell.submit(
-            SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), sink
-        )
-        await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
-        taken = await sink.take()
-        assert taken is not None
-        assert len(taken) == 4
-        with pytest.raises(CutAsSlow, match="reads too slowly"):
-            await sink.take()
-        assert len((await neighbour).token_ids) == 200
-        await cell.freed()
-        assert cell.serving.metrics.value("requests_total", outcome="slow_reader") == 1
+async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(cell: Cell) -> None:
+    frontend = await cell.frontend()
+    neighbour = asyncio.create_task(cell.client(frontend).complete([5, 6], max_tokens=200))
+    message = generate_pb2.GenerateRequest(request_id="slow")
+    request = Request("slow", (1, 2), SamplingParams(), 256, Off())
+    sink = OutputQueue(4)
+    frontend.cell.submit(
+        SubmitRequest(message, request, asyncio.get_running_loop().time(), 30.0), sink
+    )
+    await until(lambda: frontend.metrics.value("slow_readers_cut_total"))
+    taken = await sink.take()
+    assert taken is not None
+    assert len(taken) == 4
+    with pytest.raises(CutAsSlow, match="reads too slowly"):
+        await sink.take()
+    assert len((await neighbour).token_ids) == 200
+    await cell.freed()
+    assert cell.serving.metrics.value("requests_total", outcome="slow_reader") == 1
 
 
-async def test_chunks_may_be_held_back_and_lose_nothing(pair: str, target: str) -> None:
-    async with stage(pair, target=target) as cell:
-        prompt, options = "abc", {"max_tokens": 100, "seed": 4, "policy": "off"}
-        whole = await cell.client(cell.serving).complete(prompt, **options)
-        async with cell.client(await cell.frontend(target=target, chunk_interval_ms=60.0)).generate(
-            prompt, **options
-        ) as stream:
-            events = [event async for event in stream]
-        chunks = [event for event in events if isinstance(event, Chunk)]
-        assert len(chunks) < 50
-        assert said(Completion.of(events)) == said(whole)
+async def test_chunks_may_be_held_back_and_lose_nothing(cell: Cell) -> None:
+    prompt, options = "abc", {"max_tokens": 100, "seed": 4, "policy": "off"}
+    whole = await cell.client(cell.serving).complete(prompt, **options)
+    async with cell.client(await cell.frontend(chunk_interval_ms=60.0)).generate(
+        prompt, **options
+    ) as stream:
+        events = [event async for event in stream]
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    assert len(chunks) < 50
+    assert said(Completion.of(events)) == said(whole)
 
 
 async def test_a_full_front_end_says_so_and_a_client_that_goes_frees_its_sequences(
-    pair: str,
+    cell: Cell,
 ) -> None:
-    async with stage(pair) as cell:
-        frontend = await cell.frontend(max_streams=1)
-        client = cell.client(frontend)
-        async with client.generate([1, 2], max_tokens=9000, n=2) as stream:
-            assert isinstance(await anext(aiter(stream)), Chunk)
-            assert cell.running == 2
-            with pytest.raises(Overloaded, match="open at this front end"):
-                await client.complete([1, 2], max_tokens=4)
-        await cell.freed()
-        assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 2
-        assert frontend.metrics.value("client_streams") == 0
+    frontend = await cell.frontend(max_streams=1)
+    client = cell.client(frontend)
+    async with client.generate([1, 2], max_tokens=9000, n=2) as stream:
+        assert isinstance(await anext(aiter(stream)), Chunk)
+        assert cell.running == 2
+        with pytest.raises(Overloaded, match="open at this front end"):
+            await client.complete([1, 2], max_tokens=4)
+    await cell.freed()
+    assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 2
+    assert frontend.metrics.value("client_streams") == 0
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_who_asks_again_while_it_stops_is_refused_in_words(pair: str, far: bool) -> None:
+async def test_who_asks_again_while_it_stops_is_refused_in_words(cell: Cell, far: bool) -> None:
     """Also who asks in the moment in which the last answer ends, and with it the server."""
-    async with stage(pair) as cell:
-        process = await cell.frontend() if far else cell.serving
-        done: list[Completion] = []
+    process = await cell.frontend() if far else cell.serving
+    done: list[Completion] = []
 
-        async def ask() -> None:
-            client = cell.client(process)
-            while True:
-                done.append(await client.complete([1, 2], max_tokens=40))
+    async def ask() -> None:
+        client = cell.client(process)
+        while True:
+            done.append(await client.complete([1, 2], max_tokens=40))
 
-        asking = [asyncio.create_task(ask()) for _ in range(4)]
-        await until(lambda: len(done) >= 4)
-        await process.stop(20.0)
-        for one in asking:
-            with pytest.raises(Unavailable, match="is draining; try another one"):
-                await one
+    asking = [asyncio.create_task(ask()) for _ in range(4)]
+    await until(lambda: len(done) >= 4)
+    await process.stop(20.0)
+    for one in asking:
+        with pytest.raises(Unavailable, match="is draining; try another one"):
+            await one
 
 
 @pytest.mark.parametrize("far", [False, True])
 async def test_a_coordinator_that_drains_says_so_and_where_answers_stand(
-    pair: str, far: bool
+    cell: Cell, far: bool
 ) -> None:
-    async with stage(pair) as cell:
-        process = await cell.frontend() if far else cell.serving
-        client = cell.client(process)
-        async with client.generate([1, 2], max_tokens=9000) as stream:
-            assert isinstance(await anext(stream), Chunk)  # one without a token is asked for again
-            stopping = asyncio.create_task(cell.serving.stop(2.0))
-            await until(lambda: (far and process.cell._terms is None) or process.cell.draining)
-            with pytest.raises(Unavailable, match="the coordinator is draining; try another one"):
-                await client.complete([1, 2], max_tokens=4)
-            with pytest.raises(Unavailable, match=r"the coordinator stops; .* at offset \d+"):
-                async for _ in stream:
-                    pass
-        await stopping
+    process = await cell.frontend() if far else cell.serving
+    client = cell.client(process)
+    async with client.generate([1, 2], max_tokens=9000) as stream:
+        assert isinstance(await anext(stream), Chunk)  # one without a token is asked for again
+        stopping = asyncio.create_task(cell.serving.stop(2.0))
+        await until(lambda: (far and process.cell._terms is None) or process.cell.draining)
+        with pytest.raises(Unavailable, match="the coordinator is draining; try another one"):
+            await client.complete([1, 2], max_tokens=4)
+        with pytest.raises(Unavailable, match=r"the coordinator stops; .* at offset \d+"):
+            async for _ in stream:
+                pass
+    await stopping
 
 
 async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
@@ -375,9 +360,9 @@ ASKED = frontend_pb2.Submit(
     ids=["empty", "no hello", "a number twice"],
 )
 async def test_a_front_end_that_breaks_the_protocol_is_let_go(
-    pair: str, said: list[dict[str, Any]], code: grpc.StatusCode
+    cell: Cell, said: list[dict[str, Any]], code: grpc.StatusCode
 ) -> None:
-    async with stage(pair) as cell, open_channel(cell.serving.endpoint) as channel:
+    async with open_channel(cell.serving.endpoint) as channel:
         stub = frontend_pb2_grpc.CellStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Attach(metadata=auth_metadata(None))
         for each in said:

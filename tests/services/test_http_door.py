@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from dspark.client import Client
 from dspark.errors import ConfigError
 from tests.certificates import Authority
 from tests.keys import key_files, token_files
-from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.services.http_cell import HttpCell, of_module, synthetic_pair
 from tests.waiting import wait_until
 
 MODEL = "synthetic"
@@ -32,10 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_pair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture(scope="module")
-def cell(pair: Path) -> Iterator[HttpCell]:
-    with HttpCell(pair) as running:
-        yield running
+cell = of_module(lambda folder: {"pair": synthetic_pair(folder)})
 
 
 def post(cell: HttpCell, body: Any, path: str = "", **options: Any) -> httpx.Response:
@@ -554,7 +551,7 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     echoed = post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True))
     assert echoed.status_code == 200
     assert threads
-    assert cell.thread not in threads
+    assert cell.run(threading.get_ident) not in threads
     for path, body, param in (
         ("/detokenize", {"tokens": [*ids, 65]}, "tokens"),
         ("", completion(prompt=[*ids, 65], echo=True), "prompt"),

@@ -1,5 +1,4 @@
-"""What the live page asks of the coordinator, without a browser: rounds explained, frames, bounds,
-access."""
+"""What the live page asks, without a browser: rounds explained, frames, bounds, access."""
 
 import asyncio
 import json
@@ -13,16 +12,13 @@ import pytest
 
 from dspark.client import Client
 from tests.keys import token_files
-from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.services.http_cell import HttpCell, of_module, synthetic_pair
 from tests.waiting import wait_until
 
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 
 
-@pytest.fixture(scope="module")
-def cell() -> Iterator[HttpCell]:
-    with HttpCell(live_streams=4) as running:
-        yield running
+cell = of_module(live_streams=4)
 
 
 @pytest.fixture

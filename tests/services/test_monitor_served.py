@@ -1,11 +1,9 @@
-"""A drafter that lies, among real services: found by what verdicts tell, and cut off where it could
-do harm."""
+"""A drafter that lies, among real services: found by verdicts, and cut off where it could harm."""
 
 import asyncio
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from torch import Tensor
 
 from coordinator.cells.local_cell import LocalCell
@@ -15,7 +13,7 @@ from dspark.decoding import drafting
 from tests.services.cell import Cell
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def coordinator(cell: Cell) -> ClientsProcess[LocalCell]:
     return await cell.whole(policy="fixed:7")
 
@@ -32,14 +30,12 @@ async def ask(
 
 def told(coordinator: ClientsProcess[LocalCell]) -> tuple[float, float]:
     """(draws the monitor has seen, alarms)."""
-    samples = [
-        sample for metric in coordinator.metrics.registry.collect() for sample in metric.samples
-    ]
-    sums = {
-        name: sum(each.value for each in samples if each.name == f"dspark_{name}")
-        for name in ("monitor_draws_total", "monitor_alarms_total")
-    }
-    return sums["monitor_draws_total"], sums["monitor_alarms_total"]
+    told = [each for metric in coordinator.metrics.registry.collect() for each in metric.samples]
+    draws, alarms = (
+        sum(each.value for each in told if each.name == f"dspark_monitor_{name}_total")
+        for name in ("draws", "alarms")
+    )
+    return draws, alarms
 
 
 async def test_an_honest_drafter_is_watched_where_no_client_can_repeat_its_draws_and_trusted(

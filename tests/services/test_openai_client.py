@@ -1,5 +1,4 @@
-"""The official `openai` client against the HTTP front of a real cell of the tiny pair, held to the
-gRPC interface."""
+"""The official `openai` client against a real cell of the tiny pair, held to the gRPC interface."""
 
 import math
 from collections.abc import Iterator
@@ -10,17 +9,14 @@ import pytest
 
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import Client
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import TARGET, HttpCell, of_module
 
 MODEL = "target"
 PROMPT = "Worksheet on sums\n\nProblem 1: Add 12 and 30.\n"
 CODE = "def add(a, b):\n"
 
 
-@pytest.fixture(scope="module")
-def cell() -> Iterator[HttpCell]:
-    with HttpCell() as running:
-        yield running
+cell = of_module()
 
 
 @pytest.fixture
@@ -47,8 +43,15 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": [turn], **fields})
 
 
-def text_of(events: Any) -> str:
-    return "".join(event.choices[0].text for event in events)
+def told(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Any]]:
+    """A completion whole, and the events of the same one streamed, which add up to it."""
+    whole, events = complete(client, **fields), list(complete(client, **fields, stream=True))
+    for choice in whole.choices:
+        parts = [part for event in events for part in event.choices if part.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        reasons = [part.finish_reason for part in parts]
+        assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason]
+    return whole, events
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
@@ -77,16 +80,13 @@ def test_a_completion_says_what_the_grpc_interface_says(
 
 def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
     asked: Any = {"max_tokens": 40, "seed": 3, "temperature": 0.8}
-    whole = complete(client, **asked)
+    whole, events = told(client, **asked)
+    assert len({event.id for event in events}) == 1
+    assert len(events) > 4
     usage = {"include_usage": True}
     *parts, last = complete(client, **asked, stream=True, stream_options=usage)
-    assert len({event.id for event in (*parts, last)}) == 1
-    assert text_of(parts) == whole.choices[0].text
-    assert [part.choices[0].finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
-    assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert (last.choices, last.usage) == ([], whole.usage)
+    assert (last.choices, last.usage, last.id) == ([], whole.usage, parts[0].id)
     assert all(part.usage is None for part in parts)
-    assert len(parts) > 4
 
 
 def test_a_chat_is_its_template_and_an_answer(client: openai.OpenAI, direct: Client) -> None:
@@ -107,8 +107,7 @@ def test_a_streamed_chat_begins_with_the_role_and_ends_with_a_reason(client: ope
     first, *parts, last = chat(client, **asked, stream=True, stream_options=usage)
     delta = first.choices[0].delta
     assert (first.object, delta.role, delta.content) == ("chat.completion.chunk", "assistant", "")
-    told = [part.choices[0].delta.content or "" for part in parts]
-    assert "".join(told) == whole.message.content
+    assert "".join(each.choices[0].delta.content or "" for each in parts) == whole.message.content
     assert [part.choices[0].finish_reason for part in [first, *parts[:-1]]] == [None] * len(parts)
     assert parts[-1].choices[0].finish_reason == whole.finish_reason
     assert (last.choices, last.usage) == ([], answer.usage)
@@ -130,18 +129,10 @@ def test_several_answers_differ_and_equal_those_of_grpc(
 ) -> None:
     said = direct.complete(CODE, max_tokens=20, seed=5, n=3)
     asked: Any = {"prompt": CODE, "temperature": None, "max_tokens": 20, "seed": 5, "n": 3}
-    answer = complete(client, **asked)
+    answer, _ = told(client, **asked)
     assert [choice.text for choice in answer.choices] == [choice.text for choice in said.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.text for choice in answer.choices}) > 1
-    texts = ["", "", ""]
-    ended = []
-    for event in complete(client, **asked, stream=True):
-        for choice in event.choices:
-            texts[choice.index] += choice.text
-            ended += [choice.index] if choice.finish_reason else []
-    assert texts == [choice.text for choice in answer.choices]
-    assert sorted(ended) == [0, 1, 2]
 
 
 def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> None:
@@ -153,50 +144,40 @@ def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> N
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     ids = [list(tokenizer.encode(prompt)) for prompt in prompts]
-    by_ids = complete(client, prompt=ids, max_tokens=12)
+    by_ids, _ = told(client, prompt=ids, max_tokens=12)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in both.choices]
-    streamed = ["", ""]
-    for event in complete(client, prompt=ids, max_tokens=12, stream=True):
-        for choice in event.choices:
-            streamed[choice.index] += choice.text
-    assert streamed == [choice.text for choice in both.choices]
 
 
 def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
     plain = complete(client, prompt=CODE, max_tokens=8)
-    echoed = complete(client, prompt=CODE, max_tokens=8, echo=True)
+    echoed, _ = told(client, prompt=CODE, max_tokens=8, echo=True)
     assert echoed.choices[0].text == CODE + plain.choices[0].text
-    streamed = complete(client, prompt=CODE, max_tokens=8, echo=True, stream=True)
-    assert text_of(streamed) == echoed.choices[0].text
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
     whole = complete(client, max_tokens=60).choices[0].text
     stop = whole[10:13]
-    answer = complete(client, max_tokens=60, stop=[stop, "zzzz"])
-    assert answer.choices[0].text == whole[: whole.index(stop)]
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].stop_reason == stop
-    events = list(complete(client, max_tokens=60, stop=stop, stream=True))
-    assert text_of(events) == answer.choices[0].text
-    assert events[-1].choices[0].finish_reason == "stop"
+    for given in ([stop, "zzzz"], stop):
+        (choice,) = told(client, max_tokens=60, stop=given)[0].choices
+        assert choice.text == whole[: whole.index(stop)]
+        assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
 
 
 def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
-    (choice,) = complete(client, max_tokens=10, logprobs=3).choices
-    told = choice.logprobs
-    assert "".join(told.tokens) == choice.text
-    assert all(value <= 0 for value in told.token_logprobs)
-    assert [len(top) for top in told.top_logprobs] == [3] * len(told.tokens)
-    for token, value, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+    whole, events = told(client, max_tokens=10, logprobs=3)
+    (choice,) = whole.choices
+    said = choice.logprobs
+    assert "".join(said.tokens) == choice.text
+    assert all(value <= 0 for value in said.token_logprobs)
+    assert [len(top) for top in said.top_logprobs] == [3] * len(said.tokens)
+    for token, value, top in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
         assert top[token] == value == max(top.values())  # greedy takes the likeliest
-    assert told.text_offset == [
-        len("".join(told.tokens[:index])) for index in range(len(told.tokens))
+    assert said.text_offset == [
+        len("".join(said.tokens[:index])) for index in range(len(said.tokens))
     ]
-    streamed = list(complete(client, max_tokens=10, logprobs=3, stream=True))
-    parts = [event.choices[0].logprobs for event in streamed if event.choices[0].logprobs]
-    assert [token for part in parts for token in part.tokens or []] == told.tokens
-    assert [offset for part in parts for offset in part.text_offset or []] == told.text_offset
+    parts = [event.choices[0].logprobs for event in events if event.choices[0].logprobs]
+    assert [token for part in parts for token in part.tokens or []] == said.tokens
+    assert [offset for part in parts for offset in part.text_offset or []] == said.text_offset
 
 
 def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
@@ -209,8 +190,8 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
         assert math.isclose(one.top_logprobs[0].logprob, one.logprob)
         assert one.top_logprobs[0].token == one.token
     streamed = [event.choices[0] for event in chat(client, **asked, stream=True)]
-    told = [one for part in streamed if part.logprobs for one in part.logprobs.content or []]
-    assert [one.token for one in told] == [one.token for one in content]
+    parts = [one for part in streamed if part.logprobs for one in part.logprobs.content or []]
+    assert [one.token for one in parts] == [one.token for one in content]
 
 
 def test_penalties_bias_and_the_other_fields_change_the_answer(
@@ -236,8 +217,8 @@ def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
     assert not hasattr(complete(client, max_tokens=40), "metrics")
     usage = {"stream_options": {"include_usage": True}}
     *_, last = complete(client, **told_all, stream=True, **usage)
-    for told in (last.metrics, complete(client, **told_all).metrics):
-        spec = told["speculative_decoding"]
+    for metrics in (last.metrics, complete(client, **told_all).metrics):
+        spec = metrics["speculative_decoding"]
         histogram = spec["acceptance_histogram"]
         assert len(histogram) == spec["num_spec_tokens"] + 1
         assert sum(histogram) == spec["num_spec_steps"] == len(spec["per_step_accepted"])
@@ -249,7 +230,7 @@ def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
         assert sum(sum(counts) for counts in by_length.values()) == spec["num_spec_steps"]
         assert 1 + spec["num_spec_steps"] + accepted == 40
         assert math.isclose(spec["mean_acceptance_length"], 39 / spec["num_spec_steps"])
-        assert told["time_to_first_token_ms"] > 0
+        assert metrics["time_to_first_token_ms"] > 0
     by_header = complete(client, extra_headers={"X-Spec-Decode-Metrics": "summary"})
     assert "per_step_accepted" not in by_header.metrics["speculative_decoding"]
 
@@ -257,8 +238,8 @@ def test_what_speculation_did_is_told_on_request(client: openai.OpenAI) -> None:
 def test_token_ids_are_returned_on_request(client: openai.OpenAI, direct: Client) -> None:
     said = direct.complete(PROMPT, max_tokens=12, temperature=0.0)
     asked = {"max_tokens": 12, "extra_body": {"return_token_ids": True}}
-    (choice,) = complete(client, **asked).choices
-    assert tuple(choice.token_ids) == said.token_ids
-    parts = [event.choices[0] for event in complete(client, **asked, stream=True)]
+    whole, events = told(client, **asked)
+    assert tuple(whole.choices[0].token_ids) == said.token_ids
+    parts = [event.choices[0] for event in events]
     assert tuple(token for part in parts for token in part.token_ids) == said.token_ids
     assert len(parts[0].prompt_token_ids) == said.end.usage.prompt_tokens

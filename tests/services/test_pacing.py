@@ -1,5 +1,4 @@
-"""Answers under a pace: messages of one size, and as many for an answer that came fast as for one
-that came slowly."""
+"""Answers under a pace: as many messages, of one size, for fast answers as for slow ones."""
 
 import time
 from collections.abc import AsyncIterator

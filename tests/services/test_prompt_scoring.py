@@ -1,16 +1,14 @@
-"""Log-probabilities of prompts over gRPC and HTTP, against a plain forward of the target by the
-library."""
+"""Log-probabilities of prompts over gRPC and HTTP, against the library's forward of the target."""
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 import torch
 
 from coordinator.http import chat, completions, reply
@@ -29,7 +27,7 @@ from dspark.client import (
 from dspark.types import MAX_PROMPT_LOGPROBS
 from tests.faults import oracle
 from tests.services.cell import Cell
-from tests.services.http_cell import TARGET, HttpCell
+from tests.services.http_cell import TARGET, HttpCell, of_module
 from tests.waiting import wait_until
 
 VOCAB = 128
@@ -60,24 +58,19 @@ def check(told: PromptLogprobs | None, logs: torch.Tensor, ids: Sequence[int], t
         assert values == pytest.approx(row[[each for each, _ in one.top]].tolist(), abs=1e-4)
 
 
-@pytest_asyncio.fixture
-async def direct(cell: Cell) -> AsyncClient:
-    return cell.client(await cell.whole())
-
-
-@pytest_asyncio.fixture
-async def fronted(cell: Cell, direct: AsyncClient) -> AsyncClient:
+@pytest.fixture
+async def fronted(cell: Cell, client: AsyncClient) -> AsyncClient:
     """Through a front end in a process of its own."""
     return cell.client(await cell.frontend())
 
 
 async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(
-    cell: Cell, direct: AsyncClient, fronted: AsyncClient, golden_target: Path
+    cell: Cell, client: AsyncClient, fronted: AsyncClient, golden_target: Path
 ) -> None:
     logs = logs_of(golden_target, LONG)
-    for client in (direct, fronted):
+    for each in (client, fronted):
         for _ in range(2):  # what the first left in the prefix cache is not a score
-            answer = await client.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
+            answer = await each.complete(LONG, max_tokens=0, prompt_logprobs=3, timeout=120.0)
             check(answer.prompt_logprobs, logs, LONG, 3)
             assert (answer.token_ids, answer.end.finish_reason) == ((), "length")
             assert answer.end.usage == Usage(len(LONG), 0, 0)
@@ -85,9 +78,9 @@ async def test_every_token_of_a_long_prompt_is_scored_as_the_library_does(
 
 
 async def test_scores_come_first_and_once_and_the_answer_as_without_them(
-    direct: AsyncClient, fronted: AsyncClient, golden_target: Path
+    client: AsyncClient, fronted: AsyncClient, golden_target: Path
 ) -> None:
-    plain = await direct.complete(LONG[:40], max_tokens=20, temperature=0.0)
+    plain = await client.complete(LONG[:40], max_tokens=20, temperature=0.0)
     for options in (
         {"max_tokens": 20},
         {"max_tokens": 1},
@@ -104,13 +97,13 @@ async def test_scores_come_first_and_once_and_the_answer_as_without_them(
 
 
 async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
-    direct: AsyncClient, golden_target: Path
+    client: AsyncClient, golden_target: Path
 ) -> None:
-    alone = await direct.complete(LONG[:30], max_tokens=60, temperature=0.0)
+    alone = await client.complete(LONG[:30], max_tokens=60, temperature=0.0)
     prompts = [LONG[at : at + 90 + at] for at in range(6)]
     neighbour, *scored = await asyncio.gather(
-        direct.complete(LONG[:30], max_tokens=60, temperature=0.0),
-        *(direct.complete(ids, max_tokens=0, prompt_logprobs=1) for ids in prompts),
+        client.complete(LONG[:30], max_tokens=60, temperature=0.0),
+        *(client.complete(ids, max_tokens=0, prompt_logprobs=1) for ids in prompts),
     )
     assert neighbour.token_ids == alone.token_ids
     for ids, answer in zip(prompts, scored, strict=True):
@@ -118,26 +111,26 @@ async def test_prompts_are_scored_beside_others_and_change_nobody_s_answer(
 
 
 async def test_a_prompt_that_fills_the_context_is_scored_and_no_longer_one(
-    direct: AsyncClient, golden_target: Path
+    client: AsyncClient, golden_target: Path
 ) -> None:
-    context = (await direct.model_info()).context_length
+    context = (await client.model_info()).context_length
     whole = [(5 * at + at * at) % VOCAB for at in range(context)]
-    answer = await direct.complete(whole, max_tokens=0, prompt_logprobs=1, timeout=120.0)
+    answer = await client.complete(whole, max_tokens=0, prompt_logprobs=1, timeout=120.0)
     check(answer.prompt_logprobs, logs_of(golden_target, whole), whole, 1)
     for more, most in (([5], 0), ([], 1)):
         with pytest.raises(InvalidRequest, match=r"tokenized\.input_ids: "):
-            await direct.complete([*whole, *more], max_tokens=most, prompt_logprobs=1)
+            await client.complete([*whole, *more], max_tokens=most, prompt_logprobs=1)
 
 
-async def test_a_prompt_of_one_token_has_nothing_to_tell(direct: AsyncClient) -> None:
-    answer = await direct.complete([5], max_tokens=0, prompt_logprobs=5)
+async def test_a_prompt_of_one_token_has_nothing_to_tell(client: AsyncClient) -> None:
+    answer = await client.complete([5], max_tokens=0, prompt_logprobs=5)
     assert answer.prompt_logprobs == PromptLogprobs((None,), (None,))
 
 
 async def test_what_cannot_be_scored_is_refused_by_name(
-    direct: AsyncClient, fronted: AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: AsyncClient, fronted: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for client in (direct, fronted):
+    for each in (client, fronted):
         for options, field in (
             ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
             ({"prompt_logprobs": 21}, "sampling_params.prompt_logprobs"),
@@ -145,36 +138,33 @@ async def test_what_cannot_be_scored_is_refused_by_name(
         ):
             asked: Any = options
             with pytest.raises(InvalidRequest) as refused:
-                await client.complete([5, 6], **asked)
+                await each.complete([5, 6], **asked)
             assert refused.value.field == field
     assert MAX_PROMPT_LOGPROBS >= 131_072 * 2  # what evaluations ask of long contexts
     monkeypatch.setattr("dspark.types.MAX_PROMPT_LOGPROBS", 100)
     with pytest.raises(
         InvalidRequest, match="101 tokens times 1 are more than 100 log-probabilities"
     ):
-        await direct.complete(LONG[:101], prompt_logprobs=0)
+        await client.complete(LONG[:101], prompt_logprobs=0)
 
 
 async def test_a_bug_at_the_scores_fails_that_request_alone(
-    direct: AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise IndexError("a bug")
 
     monkeypatch.setattr("verify_service.packed_step.prompt_logprobs", broken)
     good, bad = await asyncio.gather(
-        direct.complete(LONG[:30], max_tokens=30),
-        direct.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),
+        client.complete(LONG[:30], max_tokens=30),
+        client.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),
         return_exceptions=True,
     )
     assert isinstance(good, Completion), good
     assert type(bad).__name__ == "ServerError", bad
 
 
-@pytest.fixture(scope="module")
-def http() -> Iterator[HttpCell]:
-    with HttpCell() as running:
-        yield running
+http = of_module()
 
 
 def post(cell: HttpCell, path: str = "completions", **body: Any) -> Any:
@@ -186,8 +176,7 @@ TEXTS = ["def add(a, b):\n    return a + b\n", "Problem 1: Add 12 and 30.\n"]
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_what_evaluation_harnesses_ask_for(http: HttpCell, max_tokens: int) -> None:
-    """Requests and reading as lm-eval's `local-completions` does them: contexts and continuations
-    as token ids."""
+    """As lm-eval's `local-completions` asks and reads: contexts and continuations as ids."""
     tokenizer = Tokenizer.load(TARGET)
     assert tokenizer is not None
     prompts = [list(tokenizer.encode(text)) for text in TEXTS]
@@ -267,7 +256,7 @@ def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_
         ]
     assert sorted(part.index for part in parts if part.text in TEXTS) == list(range(6))
     assert len(threads) == len(TEXTS)
-    assert http.thread not in threads
+    assert http.run(threading.get_ident) not in threads
 
 
 @pytest.mark.parametrize("stream", [False, True])

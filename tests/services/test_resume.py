@@ -9,7 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from deploy.head import free_ports
@@ -54,35 +53,23 @@ CASES = [(lost, name) for lost in ("verifier", "coordinator") for name in ALL_PA
 CASES += [(FAR, "logprobs"), (FAR, "several")]
 
 
-class Site(Cell):
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, str]:
+    return {"bind": f"127.0.0.1:{free_ports(1)[0]}", "journal": str(tmp_path / "journal")}
+
+
+@pytest.fixture
+async def site(place: dict[str, str]) -> AsyncIterator[Cell]:
     """Two verifiers of the pair that has texts, and a coordinator with a journal."""
-
-    def __init__(self, journal: Path) -> None:
-        super().__init__(TARGET, DRAFTER)
-        self._place = {"bind": f"127.0.0.1:{free_ports(1)[0]}", "journal": str(journal)}
-
-    async def start(self) -> None:
-        await self.whole(verifiers=2, **self._place)
-
-    async def lose(self, what: str) -> None:
-        """As when it is killed; see row 21 of docs/reliability.md for that."""
-        if what == "verifier":  # the one that holds most
-            lost = max(self.verifiers, key=lambda each: each.engine.held.sequences)
-            await lost.shell.server._server.stop(None)
-        else:  # running streams end with UNAVAILABLE
-            await self.serving.stop(0.0)
-            await self.coordinator(**self._place)
-
-
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with Site(tmp_path / "journal") as site:
-        await site.start()
-        yield site
+    async with Cell(TARGET, DRAFTER) as made:
+        await made.whole(verifiers=2, **place)
+        yield made
 
 
 @pytest.mark.parametrize(("lost", "name"), CASES)
-async def test_answers_go_on_word_for_word(site: Site, lost: str, name: str) -> None:
+async def test_answers_go_on_word_for_word(
+    site: Cell, place: dict[str, str], lost: str, name: str
+) -> None:
     options = {**OPTIONS, **ALL_PARAMS[name]}
     client = site.client(await site.frontend() if lost == FAR else site.serving)
     calm = await client.complete([5, 9, 17], **options)
@@ -96,7 +83,13 @@ async def test_answers_go_on_word_for_word(site: Site, lost: str, name: str) -> 
             held[event.index] += len(event.token_ids)
         if there and held.total() >= 20:
             there = False
-            await site.lose(lost)
+            # as when it is killed; see row 21 of docs/reliability.md for that
+            if lost == "verifier":
+                holder = max(site.verifiers, key=lambda each: each.engine.held.sequences)
+                await holder.shell.server._server.stop(None)
+            else:  # running streams end with UNAVAILABLE
+                await site.serving.stop(0.0)
+                await site.coordinator(**place)
     for after, before in zip(Completion.of(events).choices, calm.choices, strict=True):
         assert (after.token_ids, after.finish_reason) == (before.token_ids, before.finish_reason)
         for told, other in zip(after.logprobs, before.logprobs, strict=True):

@@ -1,5 +1,4 @@
-"""A drafter of another projection takes over under load: no answer fails or changes, every lane has
-a drafter."""
+"""A drafter of another projection takes over under load: no answer fails, every lane has one."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A drafter's end of the rounds stream: orders with their rows in, blocks out, and everything
-hostile refused."""
+"""A drafter's end of the rounds stream: orders and rows in, blocks out, the hostile refused."""
 
 from __future__ import annotations
 

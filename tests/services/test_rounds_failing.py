@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dspark.wire.control_down import write_down
 from dspark.wire.orders import read_order
 from dspark.wire.v1 import draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.conductor import Answer, Conductor, conducting, planned
-from tests.services import workers
+from tests.services.cell import Cell
 from tests.services.fake_drafter import LIES, FakeDrafter, Said, sound
 from tests.synthetic_file import synthetic_file
 from tests.waiting import until
@@ -46,20 +46,27 @@ PLAN = planned(PlanKind.FIXED, BLOCK, window=2)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> str:
-    return synthetic_file(tmp_path, [0.8] * BLOCK, verify_ms=0.5, draft_ms=0.2, vocabulary=VOCAB)
+async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
+    times = {"verify_ms": 0.5, "draft_ms": 0.2}
+    pair = synthetic_file(tmp_path, [0.8] * BLOCK, vocabulary=VOCAB, **times)
+    async with Cell(pair=pair, shared={"measure_cost": False}) as made:
+        yield made
 
 
-def verifier(pair: str, **settings: Any) -> Any:
-    return workers.verifier(engine="synthetic", synthetic=pair, **settings)
+@pytest.fixture
+async def v(cell: Cell, request: pytest.FixtureRequest) -> Any:
+    """With settings that a test names."""
+    return await cell.verifier(**getattr(request, "param", {}))
 
 
-def drafter(pair: str, **settings: Any) -> Any:
-    return workers.drafter(engine="synthetic", synthetic=pair, **settings)
+@pytest.fixture
+async def conductor(v: Any) -> AsyncIterator[Conductor]:
+    async with conducting(v, PLAN) as made:
+        yield made
 
 
-def truth(process: Any, answer: Answer) -> list[int]:
-    oracle = SyntheticOracle(process.engine.spec)
+def truth(conductor: Conductor, answer: Answer) -> list[int]:
+    oracle = SyntheticOracle(conductor.verifier.engine.spec)
     key = oracle.key(int(answer.prompt[0]), answer.params.seed, answer.params.choice)
     positions = np.arange(len(answer.prompt), len(answer.prompt) + answer.room)
     return [
@@ -67,11 +74,11 @@ def truth(process: Any, answer: Answer) -> list[int]:
     ]
 
 
-async def answered(process: Any, conductor: Conductor, answers: Sequence[Answer]) -> None:
+async def answered(conductor: Conductor, answers: Sequence[Answer]) -> None:
     """All of them, with the target's tokens, and nothing is held any more."""
     for answer in answers:
-        assert (await conductor.tokens(answer))[0] == truth(process, answer)
-    await until(lambda: process.engine.held.sequences == 0)
+        assert (await conductor.tokens(answer))[0] == truth(conductor, answer)
+    await until(lambda: conductor.verifier.engine.held.sequences == 0)
 
 
 LONG = 12_000  # tokens: until the test has seen enough
@@ -86,14 +93,14 @@ def some(conductor: Conductor, count: int, *, apart: bool = False) -> list[Answe
 
 
 async def so_far(
-    process: Any, conductor: Conductor, answers: Sequence[Answer], enough: Callable[[], bool]
+    conductor: Conductor, answers: Sequence[Answer], enough: Callable[[], bool]
 ) -> None:
     """The target's tokens until then, after which their clients leave."""
     await until(lambda: enough() and all(answer.tokens for answer in answers))
     conductor.leave(*answers)
     for answer in answers:
-        assert answer.tokens == truth(process, answer)[: len(answer.tokens)]
-    await until(lambda: process.engine.held.sequences == 0)
+        assert answer.tokens == truth(conductor, answer)[: len(answer.tokens)]
+    await until(lambda: conductor.verifier.engine.held.sequences == 0)
 
 
 def verified(answer: Answer) -> bool:
@@ -110,7 +117,7 @@ def drafters_of(process: Any) -> list[drafters.Drafters]:
 
 
 async def test_an_order_brings_the_mask_of_each_sequence(
-    pair: str, monkeypatch: pytest.MonkeyPatch
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: set[tuple[int, bytes]] = set()
 
@@ -119,23 +126,21 @@ async def test_an_order_brings_the_mask_of_each_sequence(
         heard.update(zip(read.sequences, read.masks, strict=True))
         return [sound(order)]
 
-    async with verifier(pair) as v, FakeDrafter(reply) as fake, conducting(v, PLAN) as conductor:
+    async with FakeDrafter(reply) as fake:
         monkeypatch.setattr(
             CachedSequence, "first_mask", property(lambda state: b"mask" * (state.sequence % 3))
         )
         conductor.know(1, fake)
         asked = some(conductor, 4)
-        await so_far(v, conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)
+        await so_far(conductor, asked, lambda: len({sequence for sequence, _ in heard}) == 4)
     assert heard == {(sequence, b"mask" * (sequence % 3)) for sequence, _ in heard}
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: str) -> None:
-    async with (
-        verifier(pair) as v,
-        FakeDrafter(LIES[lie]) as liar,
-        conducting(v, PLAN) as conductor,
-    ):
+async def test_whatever_a_drafter_says_answers_are_the_targets(
+    conductor: Conductor, lie: str
+) -> None:
+    async with FakeDrafter(LIES[lie]) as liar:
         conductor.know(1, liar)
         asked = [
             conductor.ask([5 + place, 6], params, LONG, drafter=1)
@@ -151,113 +156,107 @@ async def test_whatever_a_drafter_says_answers_are_the_targets(pair: str, lie: s
                 lie not in ("honest", "twice") or verified(asked[0]) or verified(asked[1])
             )
 
-        await so_far(v, conductor, asked, enough)
+        await so_far(conductor, asked, enough)
         assert (verified(asked[0]) or verified(asked[1])) is (lie in ("honest", "twice"))
         assert not verified(asked[2]) or lie == "no distributions", "a coupled sequence takes none"
         assert not any(answer.refused or answer.moves for answer in asked)
 
 
 async def test_a_drafter_that_never_greets_and_one_that_never_answers(
-    pair: str, monkeypatch: pytest.MonkeyPatch
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafters, "GREETING_S", 0.2)
-    async with (
-        verifier(pair) as v,
-        FakeDrafter(lambda order: []) as mute,
-        FakeDrafter(lambda order: []) as slow,
-    ):
+    async with FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
         mute.greets = False
-        async with conducting(v, PLAN) as conductor:
-            conductor.know(1, mute)
-            conductor.know(2, slow)
-            asked = some(conductor, 2, apart=True)
-            await so_far(
-                v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
-            )
-            what = {event.drafter: event.what for event in conductor.health}
-            assert what[1].startswith("lost")
-            assert what[2] == "late"
-            assert slow.orders == 1, "whoever owes a reply is asked nothing more"
-
-
-async def test_another_process_at_a_drafters_address_is_not_that_drafter(pair: str) -> None:
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        conductor.port.tell(
-            [DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)]
-        )
+        conductor.know(1, mute)
+        conductor.know(2, slow)
         asked = some(conductor, 2, apart=True)
         await so_far(
-            v, conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
+            conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2}
         )
-        assert not any(map(verified, asked))
-        assert {event.what for event in conductor.health if event.drafter == 2} == {
-            "lost: cannot be asked now"
-        }
+        what = {event.drafter: event.what for event in conductor.health}
+        assert what[1].startswith("lost")
+        assert what[2] == "late"
+        assert slow.orders == 1, "whoever owes a reply is asked nothing more"
 
 
-async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(pair: str) -> None:
-    async with (
-        verifier(pair) as v,
-        drafter(pair, max_sequences=1) as d,
-        conducting(v, PLAN) as conductor,
-    ):
-        conductor.know(1, d)
-        asked = some(conductor, 2)
-        full = lambda: "full" in {event.what for event in conductor.health}  # noqa: E731
-        await so_far(v, conductor, asked, lambda: full() and any(map(verified, asked)))
-        assert not all(map(verified, asked))
+async def test_another_process_at_a_drafters_address_is_not_that_drafter(
+    cell: Cell, conductor: Conductor
+) -> None:
+    d = await cell.drafter()
+    conductor.port.tell(
+        [DrafterAt(1, d.endpoint, d.incarnation + 1), DrafterAt(2, "unix:/etc/passwd", 5)]
+    )
+    asked = some(conductor, 2, apart=True)
+    await so_far(conductor, asked, lambda: {event.drafter for event in conductor.health} == {1, 2})
+    assert not any(map(verified, asked))
+    assert {event.what for event in conductor.health if event.drafter == 2} == {
+        "lost: cannot be asked now"
+    }
 
 
-async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody(pair: str) -> None:
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        conductor.know(1, d)
-        asked = some(conductor, 2)
-        await until(lambda: all(map(verified, asked)))
-        conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, Use.GONE)])
-        await until(lambda: d.engine.held.sequences == 0)
-        await so_far(
-            v,
-            conductor,
-            asked,
-            lambda: any(event.what == "lost: gone" for event in conductor.health),
-        )
+async def test_a_drafter_without_room_says_so_and_others_are_drafted_for(
+    cell: Cell, conductor: Conductor
+) -> None:
+    conductor.know(1, await cell.drafter(max_sequences=1))
+    asked = some(conductor, 2)
+    full = lambda: "full" in {event.what for event in conductor.health}  # noqa: E731
+    await so_far(conductor, asked, lambda: full() and any(map(verified, asked)))
+    assert not all(map(verified, asked))
+
+
+async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody(
+    cell: Cell, conductor: Conductor
+) -> None:
+    d = await cell.drafter()
+    conductor.know(1, d)
+    asked = some(conductor, 2)
+    await until(lambda: all(map(verified, asked)))
+    conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, Use.GONE)])
+    await until(lambda: d.engine.held.sequences == 0)
+    await so_far(
+        conductor,
+        asked,
+        lambda: any(event.what == "lost: gone" for event in conductor.health),
+    )
 
 
 @pytest.mark.parametrize("broken", ["sync_channel", "auth_metadata"])
 async def test_a_stream_that_cannot_be_begun_is_a_lost_drafter_and_begun_later(
-    pair: str, broken: str, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, conductor: Conductor, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        inner, left = getattr(drafter_stream, broken), [1]
+    inner, left = getattr(drafter_stream, broken), [1]
 
-        def planted(*args: Any, **more: Any) -> Any:
-            if left and left.pop():
-                raise OSError("planted")
-            return inner(*args, **more)
+    def planted(*args: Any, **more: Any) -> Any:
+        if left and left.pop():
+            raise OSError("planted")
+        return inner(*args, **more)
 
-        monkeypatch.setattr(drafter_stream, broken, planted)
-        conductor.know(1, d)
-        first = conductor.ask([5, 6], SAMPLED, 60, drafter=1)
-        await answered(v, conductor, [first])
-        assert (left, conductor.why_lost) == ([], None)
-        await asyncio.sleep(drafters.PAUSE_S)
-        second = conductor.ask([5, 6], SAMPLED, LONG, drafter=1)
-        await so_far(v, conductor, [second], lambda: verified(second))
+    monkeypatch.setattr(drafter_stream, broken, planted)
+    conductor.know(1, await cell.drafter())
+    first = conductor.ask([5, 6], SAMPLED, 60, drafter=1)
+    await answered(conductor, [first])
+    assert (left, conductor.why_lost) == ([], None)
+    await asyncio.sleep(drafters.PAUSE_S)
+    second = conductor.ask([5, 6], SAMPLED, LONG, drafter=1)
+    await so_far(conductor, [second], lambda: verified(second))
 
 
-async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(pair: str) -> None:
+async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(
+    cell: Cell, v: Any, conductor: Conductor
+) -> None:
     plan = planned(PlanKind.FIXED, BLOCK, window=0)
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, plan) as conductor:
-        conductor.know(1, d)
-        conductor.holds_back = True
-        held = conductor.ask([5, 6], SAMPLED, 40)
-        await until(lambda: held.tokens)
-        conductor.set(replace(plan, sequences={held.number: SequencePlan(drafter=1)}))
-        conductor.leave(held, conductor.ask([6, 6], SAMPLED, 40))
-        conductor.holds_back = False
-        await answered(v, conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
-        assert conductor.why_lost is None
-        assert [each._admitted for each in drafters_of(v)] == [{}], "no prompt is kept"
+    conductor.set(plan)
+    conductor.know(1, await cell.drafter())
+    conductor.holds_back = True
+    held = conductor.ask([5, 6], SAMPLED, 40)
+    await until(lambda: held.tokens)
+    conductor.set(replace(plan, sequences={held.number: SequencePlan(drafter=1)}))
+    conductor.leave(held, conductor.ask([6, 6], SAMPLED, 40))
+    conductor.holds_back = False
+    await answered(conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
+    assert conductor.why_lost is None
+    assert [each._admitted for each in drafters_of(v)] == [{}], "no prompt is kept"
 
 
 # The verifier.
@@ -265,50 +264,50 @@ async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(pair: str
 
 @pytest.mark.parametrize("when", ["its row is read", "prepared", "run", "has run"])
 async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
-    pair: str, when: str, monkeypatch: pytest.MonkeyPatch
+    cell: Cell, v: Any, conductor: Conductor, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with verifier(pair) as v, drafter(pair) as d, conducting(v, PLAN) as conductor:
-        where = round_passes if when == "its row is read" else v.engine._step
-        name = {"its row is read": "VerifyItem", "prepared": "prepare"}.get(when, "execute")
-        inner = getattr(where, name)
+    where = round_passes if when == "its row is read" else v.engine._step
+    name = {"its row is read": "VerifyItem", "prepared": "prepare"}.get(when, "execute")
+    inner = getattr(where, name)
 
-        def planted(first: Any, *more: Any) -> Any:
-            """first: the cursor of a row, the items of a pass or all of it."""
-            cursors = (
-                [first]
-                if isinstance(first, Cursor)
-                else [getattr(each, "item", each).cursor for each in getattr(first, "rows", first)]
-            )
-            made = inner(first, *more) if when == "has run" else None
-            if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
-                raise RuntimeError("planted")
-            return made or inner(first, *more)
+    def planted(first: Any, *more: Any) -> Any:
+        """first: the cursor of a row, the items of a pass or all of it."""
+        cursors = (
+            [first]
+            if isinstance(first, Cursor)
+            else [getattr(each, "item", each).cursor for each in getattr(first, "rows", first)]
+        )
+        made = inner(first, *more) if when == "has run" else None
+        if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
+            raise RuntimeError("planted")
+        return made or inner(first, *more)
 
-        monkeypatch.setattr(where, name, planted)
-        conductor.begin_again = False
-        conductor.know(1, d)
-        asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
-        await conductor.tokens(asked[1])
-        assert [each.why for each in conductor.released if each.sequence == 2] == [Why.FAILED]
-        assert asked[1].tokens == truth(v, asked[1])[: len(asked[1].tokens)]
-        await answered(v, conductor, [asked[0], asked[2]])
+    monkeypatch.setattr(where, name, planted)
+    conductor.begin_again = False
+    conductor.know(1, await cell.drafter())
+    asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
+    await conductor.tokens(asked[1])
+    assert [each.why for each in conductor.released if each.sequence == 2] == [Why.FAILED]
+    assert asked[1].tokens == truth(conductor, asked[1])[: len(asked[1].tokens)]
+    await answered(conductor, [asked[0], asked[2]])
 
 
 @pytest.mark.parametrize("method", ["open", "first_token"])
-async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        inner = getattr(v.engine, method)
+async def test_a_bug_at_one_prompt_refuses_that_one(
+    v: Any, conductor: Conductor, method: str
+) -> None:
+    inner = getattr(v.engine, method)
 
-        def planted(first: Any, *args: Any, **more: Any) -> Any:
-            if 2 in (first, getattr(first, "sequence", 0)):
-                raise RuntimeError("planted")
-            return inner(first, *args, **more)
+    def planted(first: Any, *args: Any, **more: Any) -> Any:
+        if 2 in (first, getattr(first, "sequence", 0)):
+            raise RuntimeError("planted")
+        return inner(first, *args, **more)
 
-        setattr(v.engine, method, planted)
-        asked = [conductor.ask([5 + place, 6], SAMPLED, 40) for place in range(3)]
-        await conductor.tokens(asked[1])
-        assert [each.reason for each in asked[1].refused] == [RefusalReason.INTERNAL]
-        await answered(v, conductor, [asked[0], asked[2]])
+    setattr(v.engine, method, planted)
+    asked = [conductor.ask([5 + place, 6], SAMPLED, 40) for place in range(3)]
+    await conductor.tokens(asked[1])
+    assert [each.reason for each in asked[1].refused] == [RefusalReason.INTERNAL]
+    await answered(conductor, [asked[0], asked[2]])
 
 
 @pytest.mark.parametrize(
@@ -323,43 +322,45 @@ async def test_a_bug_at_one_prompt_refuses_that_one(pair: str, method: str) -> N
     ],
 )
 async def test_a_bug_beside_a_pass_ends_the_stream_and_frees_everything(
-    pair: str, bug: str, monkeypatch: pytest.MonkeyPatch
+    v: Any, conductor: Conductor, bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planted(*_: Any, **__: Any) -> Any:
         raise RuntimeError("planted")
 
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        if bug == "a pass was judged":
-            monkeypatch.setattr(RoundPasses, "_note", planted)
-        elif bug == "beside a pass":
-            monkeypatch.setattr(UnderWay, "run", planted)
-        elif bug == "behind a pass":
-            inner = RoundDriver._after
+    if bug == "a pass was judged":
+        monkeypatch.setattr(RoundPasses, "_note", planted)
+    elif bug == "beside a pass":
+        monkeypatch.setattr(UnderWay, "run", planted)
+    elif bug == "behind a pass":
+        inner = RoundDriver._after
 
-            def after(*args: Any) -> None:
-                monkeypatch.setattr(RoundDriver, "_take", planted)  # whatever else came with it
-                inner(*args)
+        def after(*args: Any) -> None:
+            monkeypatch.setattr(RoundDriver, "_take", planted)  # whatever else came with it
+            inner(*args)
 
-            monkeypatch.setattr(RoundDriver, "_after", after)
-        elif bug == "a prompt is begun":
-            monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", planted)
-        elif bug == "a prompt was run":
-            monkeypatch.setattr(Prompts, "_begin_answer", planted)
-        answer = conductor.ask([5, 6], SAMPLED, LONG)
-        if bug == "a stream of a drafter ends":
-            monkeypatch.setattr(drafters.Drafters, "end", planted)
-            await until(lambda: answer.tokens)
-            conductor.port.close("the test is over")
-        await until(lambda: conductor.why_lost is not None)
-        await until(lambda: v.engine.held.sequences == v.engine.held.pages_held == 0)
-        monkeypatch.undo()
-        async with conducting(v, PLAN) as later:  # its numbers are free
-            again = [later.ask([5, 6], SAMPLED, 20) for _ in range(2)]
-            await answered(v, later, again)
+        monkeypatch.setattr(RoundDriver, "_after", after)
+    elif bug == "a prompt is begun":
+        monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", planted)
+    elif bug == "a prompt was run":
+        monkeypatch.setattr(Prompts, "_begin_answer", planted)
+    answer = conductor.ask([5, 6], SAMPLED, LONG)
+    if bug == "a stream of a drafter ends":
+        monkeypatch.setattr(drafters.Drafters, "end", planted)
+        await until(lambda: answer.tokens)
+        conductor.port.close("the test is over")
+    await until(lambda: conductor.why_lost is not None)
+    await until(lambda: v.engine.held.sequences == v.engine.held.pages_held == 0)
+    monkeypatch.undo()
+    async with conducting(v, PLAN) as later:  # its numbers are free
+        again = [later.ask([5, 6], SAMPLED, 20) for _ in range(2)]
+        await answered(later, again)
 
 
+@pytest.mark.parametrize(
+    "v", [{"prefill_chunk": 64, "step_prefill_tokens": 16}], indirect=True, ids=["small chunks"]
+)
 async def test_a_prompt_runs_without_pauses_while_nothing_decodes(
-    pair: str, monkeypatch: pytest.MonkeyPatch
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks: list[tuple[bool, int]] = []
     begin = SyntheticVerifyEngine.begin_prefill
@@ -372,43 +373,40 @@ async def test_a_prompt_runs_without_pauses_while_nothing_decodes(
         return step
 
     monkeypatch.setattr(SyntheticVerifyEngine, "begin_prefill", noted)
-    async with (
-        verifier(pair, prefill_chunk=64, step_prefill_tokens=16) as v,
-        conducting(v, PLAN) as conductor,
-    ):
-        await answered(v, conductor, [conductor.ask([5] * 400, SAMPLED, 1)])
+    await answered(conductor, [conductor.ask([5] * 400, SAMPLED, 1)])
     assert chunks == [(False, 64)] * 6 + [(False, 16)]
 
 
-async def test_a_verifier_that_leaves_says_so_and_takes_nobody(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, planned(PlanKind.OFF, 0, window=2)) as conductor:
-        first = conductor.ask([5, 6], SAMPLED, 300)
-        await until(lambda: first.tokens)
-        v.draining.begin(30.0)
-        await until(lambda: conductor.draining)
-        assert 25.0 < conductor.draining[0].finish_within_s <= 30.0
-        second = conductor.ask([5, 6], SAMPLED, 300)
-        await conductor.tokens(second)
-        assert [each.reason for each in second.refused] == [RefusalReason.NO_PAGES]
-        await answered(v, conductor, [first])
+async def test_a_verifier_that_leaves_says_so_and_takes_nobody(
+    v: Any, conductor: Conductor
+) -> None:
+    conductor.set(planned(PlanKind.OFF, 0, window=2))
+    first = conductor.ask([5, 6], SAMPLED, 300)
+    await until(lambda: first.tokens)
+    v.draining.begin(30.0)
+    await until(lambda: conductor.draining)
+    assert 25.0 < conductor.draining[0].finish_within_s <= 30.0
+    second = conductor.ask([5, 6], SAMPLED, 300)
+    await conductor.tokens(second)
+    assert [each.reason for each in second.refused] == [RefusalReason.NO_PAGES]
+    await answered(conductor, [first])
 
 
-async def test_prompts_that_cannot_be_taken_are_refused_by_field(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        asked = [
-            conductor.ask([VOCAB + 1, 6], SAMPLED, 10),
-            conductor.ask([5, 6], SamplingParams(temperature=-1.0), 10),
-            conductor.ask([5, 6], SAMPLED, 10, prompt_logprobs=3),
-            conductor.ask([5, 6], SAMPLED, 1 << 21),
-        ]
-        for answer, field in zip(
-            asked,
-            ("token_ids", "sampling.temperature", "sampling.prompt_logprobs", "longest"),
-            strict=True,
-        ):
-            await conductor.tokens(answer)
-            assert [each.message.split(":")[0] for each in answer.refused] == [field]
-        await answered(v, conductor, [conductor.ask([5, 6], SAMPLED, 10)])
+async def test_prompts_that_cannot_be_taken_are_refused_by_field(conductor: Conductor) -> None:
+    asked = [
+        conductor.ask([VOCAB + 1, 6], SAMPLED, 10),
+        conductor.ask([5, 6], SamplingParams(temperature=-1.0), 10),
+        conductor.ask([5, 6], SAMPLED, 10, prompt_logprobs=3),
+        conductor.ask([5, 6], SAMPLED, 1 << 21),
+    ]
+    for answer, field in zip(
+        asked,
+        ("token_ids", "sampling.temperature", "sampling.prompt_logprobs", "longest"),
+        strict=True,
+    ):
+        await conductor.tokens(answer)
+        assert [each.message.split(":")[0] for each in answer.refused] == [field]
+    await answered(conductor, [conductor.ask([5, 6], SAMPLED, 10)])
 
 
 # Coordinators.
@@ -450,92 +448,86 @@ def admission(number: int, room: int = 100) -> Admission:
     ids=["plan", "large"],
 )
 async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_elses(
-    pair: str, message: verify_pb2.ControlDown, field: str
+    v: Any, conductor: Conductor, message: verify_pb2.ControlDown, field: str
 ) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        other = conductor.ask([5, 6], SAMPLED, 300)
-        raw = Raw(v)
-        await raw.tell(Plan(window=2), admission(1 << 40))
-        await until(lambda: v.engine.held.sequences == 2)
-        message.incarnation = v.incarnation
-        await raw.call.write(message)
-        code, why = await raw.ended()
-        assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
-        await until(lambda: v.engine.held.sequences <= 1)
-        await answered(v, conductor, [other])
+    other = conductor.ask([5, 6], SAMPLED, 300)
+    raw = Raw(v)
+    await raw.tell(Plan(window=2), admission(1 << 40))
+    await until(lambda: v.engine.held.sequences == 2)
+    message.incarnation = v.incarnation
+    await raw.call.write(message)
+    code, why = await raw.ended()
+    assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    await until(lambda: v.engine.held.sequences <= 1)
+    await answered(conductor, [other])
 
 
 async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
-    pair: str, monkeypatch: pytest.MonkeyPatch
+    v: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its bytes, long before its messages are too many."""
     monkeypatch.setattr(backlog, "BYTES", 1 << 20)
-    async with verifier(pair) as v:
-        raw, go_on, inner = Raw(v), threading.Event(), backlog.Backlog.read
+    raw, go_on, inner = Raw(v), threading.Event(), backlog.Backlog.read
 
-        def read(self: backlog.Backlog, size: int) -> None:
-            try:
-                inner(self, size)
-            except Overloaded:
-                go_on.set()
-                raise
-
-        monkeypatch.setattr(backlog.Backlog, "read", read)
-        v.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
-        # a byte a token
-        large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)
-
-        async def talk() -> None:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                for _ in range(100):
-                    await raw.tell(large)
-
-        talking = asyncio.create_task(talk())
+    def read(self: backlog.Backlog, size: int) -> None:
         try:
-            code, _ = await raw.ended()
-        finally:
+            inner(self, size)
+        except Overloaded:
             go_on.set()
-            await talking
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise
+
+    monkeypatch.setattr(backlog.Backlog, "read", read)
+    v.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+    # a byte a token
+    large = Admission(Admit(1, 0, 1 << 14, 10), [1] * (1 << 14), SAMPLED, 1 << 15, False)
+
+    async def talk() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for _ in range(100):
+                await raw.tell(large)
+
+    talking = asyncio.create_task(talk())
+    try:
+        code, _ = await raw.ended()
+    finally:
+        go_on.set()
+        await talking
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_orders_for_another_process_end_the_stream(pair: str) -> None:
-    async with verifier(pair) as v:
-        raw = Raw(v)
-        await raw.tell(admission(1), incarnation=5)
-        assert (await raw.ended())[0] is grpc.StatusCode.UNAVAILABLE
-        assert v.engine.held.sequences == 0
+async def test_orders_for_another_process_end_the_stream(v: Any) -> None:
+    raw = Raw(v)
+    await raw.tell(admission(1), incarnation=5)
+    assert (await raw.ended())[0] is grpc.StatusCode.UNAVAILABLE
+    assert v.engine.held.sequences == 0
 
 
+@pytest.mark.parametrize("v", [{"lease_s": 0.4}], indirect=True, ids=["short lease"])
 async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(
-    pair: str,
+    v: Any,
 ) -> None:
-    async with verifier(pair, lease_s=0.4) as v:
-        raw = Raw(v)
-        await raw.tell(Plan(window=2), admission(1))
-        await until(lambda: v.engine.held.sequences == 1)
-        code, why = await raw.ended()
-        assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
-        await until(lambda: v.engine.held.sequences == 0)
-        async with conducting(v, Plan(PLAN.terms, 1, 0)) as conductor:
-            conductor.holds_back = True
-            answer = conductor.ask([5, 6], SAMPLED, 30)
-            await until(lambda: answer.tokens)
-            await asyncio.sleep(1.2)
-            conductor.holds_back = False
-            conductor.port.tell([Acknowledged(1, 0, 0)])
-            await answered(v, conductor, [answer])
+    raw = Raw(v)
+    await raw.tell(Plan(window=2), admission(1))
+    await until(lambda: v.engine.held.sequences == 1)
+    code, why = await raw.ended()
+    assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
+    await until(lambda: v.engine.held.sequences == 0)
+    async with conducting(v, Plan(PLAN.terms, 1, 0)) as conductor:
+        conductor.holds_back = True
+        answer = conductor.ask([5, 6], SAMPLED, 30)
+        await until(lambda: answer.tokens)
+        await asyncio.sleep(1.2)
+        conductor.holds_back = False
+        conductor.port.tell([Acknowledged(1, 0, 0)])
+        await answered(conductor, [answer])
 
 
-async def test_what_comes_late_or_for_nobody_changes_nothing(pair: str) -> None:
-    async with verifier(pair) as v, conducting(v, PLAN) as conductor:
-        answer = conductor.ask([5, 6], SAMPLED, 60)
-        for through in (5000, 0, 1):
-            conductor.port.tell(
-                [Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)]
-            )
-        await answered(v, conductor, [answer])
-        reason = "acknowledgement_of_a_gone_sequence"
-        assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, (
-            "and it is counted"
+async def test_what_comes_late_or_for_nobody_changes_nothing(v: Any, conductor: Conductor) -> None:
+    answer = conductor.ask([5, 6], SAMPLED, 60)
+    for through in (5000, 0, 1):
+        conductor.port.tell(
+            [Acknowledged(1, 0, through), Acknowledged(1, 9, 0), Acknowledged(1 << 50, 0, 0)]
         )
+    await answered(conductor, [answer])
+    reason = "acknowledgement_of_a_gone_sequence"
+    assert v.metrics.value("dropped_total", kind="rounds", reason=reason) >= 6, "and it is counted"

@@ -1,5 +1,4 @@
-"""The listener whose streams are threads: what a peer does not read is bounded, and ends its
-stream."""
+"""A listener of threads: what a peer does not read is bounded, and ends its stream."""
 
 import gc
 import queue

@@ -1,15 +1,12 @@
-"""A client that stops reading, on a real connection: freed in time, told why when it reads on, a
-neighbour unharmed."""
+"""A client that stops reading: freed in time, told why when it reads on, neighbours unharmed."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 
-from coordinator.cells.local_cell import LocalCell
-from coordinator.frontend.front_end import ClientsProcess
 from dspark.wire.v1 import generate_pb2_grpc
 from tests.faults.pair import FLAT
 from tests.faults.synthetic_cell import message, small_channel
@@ -17,11 +14,12 @@ from tests.services.cell import Cell
 from tests.waiting import until
 
 
-@asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[ClientsProcess[LocalCell]]:
+@pytest.fixture
+async def coordinator(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     async with Cell(pair=FLAT) as cell:
         await cell.verifier(kv_tokens=1 << 17, max_sequences=8)
-        yield await cell.coordinator(max_unread_s=1.0, policy="off", **settings)
+        more = getattr(request, "param", {})
+        yield await cell.coordinator(max_unread_s=1.0, policy="off", **more)
 
 
 async def read(call: Any) -> tuple[int, grpc.StatusCode]:
@@ -35,9 +33,8 @@ async def read(call: Any) -> tuple[int, grpc.StatusCode]:
     return count, await call.code()
 
 
-async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
+async def test_a_client_that_stops_reading_is_cut_and_hears_why(coordinator: Any) -> None:
     async with (
-        serving() as coordinator,
         small_channel(coordinator.endpoint) as small,
         grpc.aio.insecure_channel(coordinator.endpoint) as ordinary,
     ):
@@ -58,11 +55,11 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why() -> None:
             await until(lambda: not coordinator.cell.admission.running)
 
 
-async def test_who_waits_in_line_longer_than_a_message_may_wait_is_not_cut() -> None:
-    async with (
-        serving(max_running=1) as coordinator,
-        grpc.aio.insecure_channel(coordinator.endpoint) as channel,
-    ):
+@pytest.mark.parametrize("coordinator", [{"max_running": 1}], indirect=True, ids=["one place"])
+async def test_who_waits_in_line_longer_than_a_message_may_wait_is_not_cut(
+    coordinator: Any,
+) -> None:
+    async with grpc.aio.insecure_channel(coordinator.endpoint) as channel:
         stub = generate_pb2_grpc.GenerationStub(channel)
         first = stub.Generate(message(200))
         await first.read()

@@ -2,18 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from coordinator.cells.local_cell import LocalCell
-from coordinator.frontend.front_end import ClientsProcess
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
-from dspark.client import AsyncClient
 from dspark.errors import ConfigError, Unsupported
 from dspark.runtime import worker
 from tests.commands import python
@@ -34,38 +30,36 @@ def pair(tmp_path: Path) -> str:
     return synthetic_file(tmp_path, ACCEPT, concentration=1.0, **curves)
 
 
-@asynccontextmanager
-async def cell(pair: str) -> AsyncIterator[tuple[ClientsProcess[LocalCell], AsyncClient]]:
+@pytest.fixture
+async def cell(pair: str) -> AsyncIterator[Cell]:
     # Steps of a millisecond: on a crowded machine drafts do not pay, and a lane that may would go
     # without.
     async with Cell(pair=pair) as made:
-        coordinator = await made.whole(bypass=False)
-        yield coordinator, made.client(coordinator)
+        await made.whole(bypass=False)
+        yield made
         await made.freed()
 
 
-async def test_the_lane_knows_the_cost_curves_of_the_file(pair: str) -> None:
-    async with cell(pair) as (coordinator, _):
-        (lane,) = coordinator.cell.membership.lanes
-        tokens, contexts, seconds = lane.facts.cost.grid()
-        assert (tokens, contexts) == ([1, 64], [0])
-        assert seconds == pytest.approx([0.0003, 0.001])
-        assert lane.drafters[0].facts.cost is not None
+async def test_the_lane_knows_the_cost_curves_of_the_file(cell: Cell) -> None:
+    (lane,) = cell.serving.cell.membership.lanes
+    tokens, contexts, seconds = lane.facts.cost.grid()
+    assert (tokens, contexts) == ([1, 64], [0])
+    assert seconds == pytest.approx([0.0003, 0.001])
+    assert lane.drafters[0].facts.cost is not None
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
-async def test_what_a_synthetic_target_has_not_is_refused_by_name(pair: str, name: str) -> None:
-    async with cell(pair) as (_, client):
-        asked: Any = {"max_tokens": 4, name: 1}
-        with pytest.raises(Unsupported, match=f"sampling_params.{name}: a synthetic"):
-            await client.complete([1, 5, 6, 7], **asked)
+async def test_what_a_synthetic_target_has_not_is_refused_by_name(cell: Cell, name: str) -> None:
+    asked: Any = {"max_tokens": 4, name: 1}
+    with pytest.raises(Unsupported, match=f"sampling_params.{name}: a synthetic"):
+        await cell.client(cell.serving).complete([1, 5, 6, 7], **asked)
 
 
-async def test_acceptance_over_the_wire_follows_the_domains(pair: str) -> None:
-    async with cell(pair) as (_, client):
-        options: Any = {"max_tokens": 60, "policy": "fixed:4", "temperature": 1.0, "rule": "block"}
-        asked = (client.complete([n, 5, 6, 7], seed=n, **options) for n in range(16))
-        drafted = await asyncio.gather(*asked)
+async def test_acceptance_over_the_wire_follows_the_domains(cell: Cell) -> None:
+    client = cell.client(cell.serving)
+    options: Any = {"max_tokens": 60, "policy": "fixed:4", "temperature": 1.0, "rule": "block"}
+    asked = (client.complete([n, 5, 6, 7], seed=n, **options) for n in range(16))
+    drafted = await asyncio.gather(*asked)
     easy, hard = ([one.end.speculation for one in drafted[domain::2]] for domain in (0, 1))
     for said, accept in ((easy, 0.9), (hard, 0.4)):
         first = sum(sum(one.acceptance_histogram[1:]) for one in said) / sum(

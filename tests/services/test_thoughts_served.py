@@ -5,7 +5,6 @@ The tiny target never learnt to think: it does where a budget has it begin.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import jsonschema
 import openai
 import pytest
 
-from tests.services.http_cell import HttpCell, in_schema, target_that_calls
+from tests.services.http_cell import HttpCell, in_schema, of_module, target_that_calls
 from tests.services.test_tools_served import PARAMETERS, TOOLS
 
 BUDGET = 6
@@ -28,16 +27,17 @@ SCHEMA = {
 FORM = in_schema(SCHEMA)
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    settings = target_that_calls(tmp_path_factory.mktemp("target"))
+def target_that_thinks(folder: Path) -> dict[str, Any]:
+    settings = target_that_calls(folder)
     tokenizer = Path(settings["target"]) / "tokenizer.json"
     text = tokenizer.read_text(encoding="utf-8").replace("<|mask|>", "</think>")
     made = json.loads(text)
     made["added_tokens"][2]["special"] = False
     tokenizer.write_text(json.dumps(made), encoding="utf-8")
-    with HttpCell(**settings) as running:
-        yield running
+    return settings
+
+
+cell = of_module(target_that_thinks)
 
 
 def asked(cell: HttpCell, budget: int | None, **fields: Any) -> Any:

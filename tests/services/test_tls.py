@@ -1,5 +1,4 @@
-"""TLS on real sockets: who is refused, who gets in as what, certificates that are renewed under a
-running server."""
+"""TLS on real sockets: who is refused, who gets in as what, certificates renewed while serving."""
 
 import asyncio
 import datetime

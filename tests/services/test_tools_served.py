@@ -6,7 +6,6 @@ it.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import openai
 import pytest
 
 from coordinator.reception.tokenizer import Tokenizer
-from tests.services.http_cell import TARGET, HttpCell, in_schema, target_that_calls
+from tests.services.http_cell import TARGET, HttpCell, in_schema, of_module, target_that_calls
 
 PARAMETERS = {
     "type": "object",
@@ -40,10 +39,7 @@ STRICT = [tool("f", parameters=UNKEPT, strict=True)]
 TOOLS = [tool("weather", description="What it will be like."), tool("alarm")]
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    with HttpCell(**target_that_calls(tmp_path_factory.mktemp("target"))) as running:
-        yield running
+cell = of_module(target_that_calls)
 
 
 def asked(cell: HttpCell, **fields: Any) -> Any:

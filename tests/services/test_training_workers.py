@@ -1,61 +1,42 @@
 """Several workers, with a process group of their own on loopback, train as one does."""
 
-import json
-import os
-import subprocess
-import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch import distributed
+from torch.multiprocessing import spawn
 
 from deploy.train_workers import train_with_workers
 from dspark.errors import ConfigError
 from dspark.training.disk import only_writer
 from dspark.training.record import Log
+from dspark.training.settings import Settings
 from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
-WORKER = """
-import datetime, json, sys
-import torch.distributed as distributed
-from dspark.training.settings import from_json
-from dspark.training.trainer import train_drafter
-settings, meeting = json.loads(sys.argv[1]), sys.argv[2]
-rank, size = int(sys.argv[3]), int(sys.argv[4])
-distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size,
-                               timeout=datetime.timedelta(seconds=120))
-train_drafter(from_json(settings))
-distributed.destroy_process_group()
-"""
+
+def work(rank: int, settings: Settings, meeting: Path) -> None:
+    """As one of two."""
+    distributed.init_process_group(
+        "gloo", f"file://{meeting}", timedelta(seconds=120), world_size=2, rank=rank
+    )
+    train_drafter(settings)
+    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("family", ["dspark", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_two_workers_write_the_curve_of_one(
-    family: str, golden_target: Path, tmp_path: Path
+    family: str, golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = random_samples(tmp_path / "samples.safetensors", count=11)
     # Five conversations a step and three held out: the shares of the two are not the same size.
     changes = {"family": family, "batch": 5, "held_out": 3, "steps": 3, "rate": 1e-3}
     alone = short_run(samples, golden_target, tmp_path / "alone", **changes)
     both = short_run(samples, golden_target, tmp_path / "both", **changes)
-    told = json.dumps(both.to_json())
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, told, str(tmp_path / "meeting"), str(rank), "2"],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        train_drafter(alone)
-        for worker in workers:
-            _, said = worker.communicate(timeout=200)
-            assert worker.returncode == 0, said
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait(30)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(work, (both, tmp_path / "meeting"), nprocs=2)
+    train_drafter(alone)
     curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
     for name in COLUMNS:
         assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)

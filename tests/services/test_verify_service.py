@@ -1,5 +1,4 @@
-"""A verifier over loopback: what it says of itself, caches of each request's own, pages that run
-out."""
+"""A verifier over loopback: what it says of itself, caches of each request, scarce pages."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from dspark.types import SamplingParams
 from dspark.wire.v1 import types_pb2, verify_pb2_grpc
 from tests.conductor import conducting, planned
 from tests.faults.oracle import plain_greedy
-from tests.services.workers import drafter, verifier
+from tests.services.cell import Cell
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 17, 90, 41, 5, 66, 12, 101, 33, 8, 77]
@@ -25,19 +24,14 @@ async def described(process: Any) -> Any:
         return await verify_pb2_grpc.VerifyStub(channel).Describe(types_pb2.DescribeRequest())
 
 
-async def test_per_request_caches_give_the_same_tokens(
-    golden_target: Path, golden_drafter: Path
-) -> None:
+async def test_per_request_caches_give_the_same_tokens(cell: Cell, golden_target: Path) -> None:
     (expected,) = plain_greedy(golden_target, [PROMPT], 40)
-    async with (
-        verifier(golden_target, golden_drafter, attention="stateful", prefill_chunk=4) as v,
-        drafter(golden_drafter) as d,
-        conducting(v, planned(PlanKind.FIXED, 3)) as conductor,
-    ):
-        said = await described(v)
-        assert said.attention_path == "stateful"
-        assert said.attention_reason == "asked for by configuration"
-        conductor.know(1, d)
+    v = await cell.verifier(attention="stateful", prefill_chunk=4)
+    said = await described(v)
+    assert said.attention_path == "stateful"
+    assert said.attention_reason == "asked for by configuration"
+    async with conducting(v, planned(PlanKind.FIXED, 3)) as conductor:
+        conductor.know(1, await cell.drafter())
         asked = [conductor.ask(PROMPT, GREEDY, 40, drafter=1) for _ in range(2)]
         assert await conductor.tokens(*asked) == [expected, expected]
         assert sum(each.verified for answer in asked for each in answer.rounds) > 0
@@ -50,16 +44,11 @@ class _Forgiving(list[Any]):
         pass
 
 
-async def test_pages_run_out_and_the_youngest_begin_again(
-    golden_target: Path, golden_drafter: Path
-) -> None:
+async def test_pages_run_out_and_the_youngest_begin_again(cell: Cell, golden_target: Path) -> None:
     prompts = [PROMPT[number:] for number in range(5)]
-    async with (
-        verifier(golden_target, golden_drafter, kv_tokens=256) as v,
-        drafter(golden_drafter) as d,
-        conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor,
-    ):
-        conductor.know(1, d)
+    v = await cell.verifier(kv_tokens=256)
+    async with conducting(v, planned(PlanKind.FIXED, 3, window=2)) as conductor:
+        conductor.know(1, await cell.drafter())
         asked = [conductor.ask(prompt, GREEDY, 60, drafter=1) for prompt in prompts]
         for answer in asked:  # whose prompt found no page comes again
             answer.refused = _Forgiving()
@@ -67,36 +56,33 @@ async def test_pages_run_out_and_the_youngest_begin_again(
         assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
 
 
-async def test_what_it_says_of_itself_and_the_stored_cost_curve(
-    golden_target: Path, golden_drafter: Path
-) -> None:
+async def test_what_it_says_of_itself_and_the_stored_cost_curve(cell: Cell) -> None:
     settings = {"measure_cost": True, "cost_max_tokens": 4, "kv_tokens": 4096}
-    async with verifier(golden_target, golden_drafter, **settings) as v:
-        said = await described(v)
-        assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
-        assert (said.attention_path, said.dtype) == ("paged", "float32")
-        assert said.feature_dtype == "bfloat16"
-        assert list(said.stop_token_ids) == [1]
-        assert len(said.fingerprint) == 16
-        assert said.projection.startswith("dspark:0,1,2,3,4:")
-        measured = said.cost
-        assert said.cost.source == "measured"
-        assert (list(measured.tokens), list(measured.contexts)) == ([1, 2, 3, 4], [128])
-        assert v.engine.held.pages_held == 0, "what was held for timing is given back"
-    async with verifier(golden_target, golden_drafter, **settings) as v:
-        said = await described(v)
-        assert said.cost.source == "stored"
-        assert said.cost.seconds == measured.seconds
+    v = await cell.verifier(**settings)
+    said = await described(v)
+    assert (said.incarnation, said.vocab_size, said.hidden_size) == (v.incarnation, 128, 64)
+    assert (said.attention_path, said.dtype) == ("paged", "float32")
+    assert said.feature_dtype == "bfloat16"
+    assert list(said.stop_token_ids) == [1]
+    assert len(said.fingerprint) == 16
+    assert said.projection.startswith("dspark:0,1,2,3,4:")
+    measured = said.cost
+    assert said.cost.source == "measured"
+    assert (list(measured.tokens), list(measured.contexts)) == ([1, 2, 3, 4], [128])
+    assert v.engine.held.pages_held == 0, "what was held for timing is given back"
+    said = await described(await cell.verifier(**settings))
+    assert said.cost.source == "stored"
+    assert said.cost.seconds == measured.seconds
 
 
 @pytest.mark.parametrize("said", [{"threads": 2}, {}])
 async def test_several_threads_are_those_of_passes_alone(
-    golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, int]
+    cell: Cell, monkeypatch: pytest.MonkeyPatch, said: dict[str, int]
 ) -> None:
     # what counts where no setting says it
     monkeypatch.setenv("OMP_NUM_THREADS", "1" if said else "2")
-    async with verifier(golden_target, **said) as process:
-        assert await process.passes.run(torch.get_num_threads) == 2
-        assert await process.device.run(torch.get_num_threads) == 1
-    async with drafter(golden_drafter, **said) as process:
-        assert await process.device.run(torch.get_num_threads) == 2
+    v = await cell.verifier(**said)
+    assert await v.passes.run(torch.get_num_threads) == 2
+    assert await v.device.run(torch.get_num_threads) == 1
+    d = await cell.drafter(**said)
+    assert await d.device.run(torch.get_num_threads) == 2

@@ -1,17 +1,14 @@
 """Panels that people have for vLLM show data here once the prefix of their metrics is replaced."""
 
 import re
-import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from prometheus_client import Metric
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dspark.client import Client
-from tests.services.http_cell import HttpCell, synthetic_pair
+from tests.services.http_cell import HttpCell, of_module, slowly, synthetic_pair
 from tests.waiting import wait_until
 
 MODEL, CELL = "the-model", "cell-7"
@@ -42,31 +39,21 @@ PANELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCell]:
-    pair = synthetic_pair(tmp_path_factory.mktemp("pair"), step_ms=4.0)
-    shared = {"metrics_port": 0, "served_model": MODEL, "cell": CELL}
-    with HttpCell(pair, http=None, max_running=1, policy="fixed:2", shared=shared) as running:
-        yield running
-
-
-def _scraped(cell: HttpCell) -> list[Metric]:
-    families: list[Metric] = []
-    for process in (cell.coordinator, cell.verifier, cell.drafter):
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{process.shell.metrics_port}/metrics", timeout=10
-        ) as page:
-            families += text_string_to_metric_families(page.read().decode())
-    return families
+SHARED = {"metrics_port": 0, "served_model": MODEL, "cell": CELL}
+cell = of_module(slowly, http=None, max_running=1, policy="fixed:2", shared=SHARED)
 
 
 def _samples(cell: HttpCell) -> list[Sample]:
-    return [sample for family in _scraped(cell) for sample in family.samples]
+    found: list[Sample] = []
+    for process in (cell.coordinator, cell.verifier, cell.drafter):
+        page = httpx.get(f"http://127.0.0.1:{process.shell.metrics_port}/metrics").text
+        for family in text_string_to_metric_families(page):
+            found += family.samples
+    return found
 
 
 def _shown(expression: str, samples: list[Sample]) -> float:
-    """The largest value among the samples an expression reads; fails where it reads none, or groups
-    by no label."""
+    """The largest value that an expression reads; fails where it reads or groups nothing."""
     largest, groups = 0.0, set(re.findall(r"by\((\w+)\)", expression))
     for name in re.findall(r"vllm:(\w+)\$of", expression):
         its = [each for each in samples if each.name == f"dspark_{name}"]

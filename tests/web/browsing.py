@@ -1,5 +1,4 @@
-"""A cell of the tiny pair, the browser, and one open page: what tests and pictures of the live page
-share."""
+"""A cell of the tiny pair, the browser and one open page, for tests and pictures."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ class Visit:
         return self
 
     def until(self, holds: str) -> None:
-        """Waits for an expression. Asked from outside: the page's own policy lets nobody evaluate
-        text inside."""
+        """Waits for an expression, asked from outside: the page's policy forbids it inside."""
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while not self.page.evaluate(holds):
             assert time.monotonic() < deadline, f"it never held: {holds}"

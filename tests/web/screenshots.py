@@ -1,5 +1,4 @@
-"""Takes the pictures of docs/screenshots: `make screenshots`. The shipped pair, at desktop size in
-both schemes and on a phone."""
+"""The pictures of docs/screenshots, of the shipped pair: desktop in both schemes, and a phone."""
 
 import argparse
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""The page for everybody: contrast, names, keyboard, narrow screens, little motion, both colour
-schemes."""
+"""The page for everybody: contrast, names, keyboard, narrow screens, motion, both schemes."""
 
 from collections.abc import Callable
 

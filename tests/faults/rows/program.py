@@ -32,8 +32,7 @@ def arguments(description: str | None, numbers: Mapping[str, float | None]) -> A
 
 
 def main() -> int:
-    """The program that the command line names; SIGTERM ends it in order, and only errors are
-    logged."""
+    """The program that was named; SIGTERM ends it in order, and only errors are logged."""
     if len(sys.argv) < 2:
         raise SystemExit(
             "python -m tests.faults.rows ROW [--json]: a module of this folder, as r04_malformed"

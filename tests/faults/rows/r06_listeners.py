@@ -73,8 +73,7 @@ def rows(args: Args) -> Rows:
 
 
 def _near(address: str) -> bool:
-    """Whether only this machine reaches it; the kernel writes IPv4 on a socket of both kinds as
-    IPv6."""
+    """Whether only this machine reaches it; IPv4 may be written as IPv6."""
     return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
 
 

@@ -13,7 +13,7 @@ import grpc
 from deploy.service_registry import ROOMS
 from deploy.topology import ProcessRole
 from dspark.runtime.channel import health_of, sync_channel
-from tests.faults.processes import FaultCell
+from tests.faults.processes import EXIT_S, FaultCell
 from tests.faults.rows.program import Args, Rows, statement
 from tests.faults.streams import hurt, judged, wave
 from tests.waiting import wait_until
@@ -32,7 +32,7 @@ def rows(args: Args) -> Rows:
 
         def restart(name: str) -> None:
             flips.append(_flip(cell, name))
-            codes.append(cell.await_exit(name))
+            codes.append(cell.children[name].process.wait(EXIT_S))
             cell.restart(name)
 
         work = hurt(cell, wave(STREAMS, TOKENS), restart, cell.workers, restarts)

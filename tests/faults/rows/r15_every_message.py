@@ -42,8 +42,7 @@ TOO_SMALL = "RoundsCommand.rows"
 
 
 async def story(cell: SimulatedCell) -> list[str]:
-    """Requests, a drafter that comes back (so that rows are sent again), a client that leaves, a
-    drain of each pool."""
+    """Requests, a drafter that comes back and gets rows again, a client that leaves, two drains."""
 
     def ask(number: int, **more: Any) -> asyncio.Task[Stream]:
         options = {"max_tokens": TOKENS, "policy": "fixed:4", **pair.ALL_PARAMS[number % 4], **more}

@@ -35,7 +35,9 @@ async def leave(cell: SimulatedCell, how: str, draw: random.Random) -> tuple[flo
         )
         return cell.now, wrong
     name = f"client/{draw.getrandbits(60)}"
-    asking = asyncio.create_task(cell.ask_from(name, prompt, max_tokens=5000))
+    client = cell.network.begin(name)  # a process, which can be killed like any other
+    work = cell.network.within(client, cell.ask(prompt, max_tokens=5000))
+    asking = asyncio.create_task(work)
     await cell.after(moment)
     if how == "cancel":
         asking.cancel()

@@ -6,7 +6,6 @@ interface has such a field, over HTTP; and one of commands to the workers. Proce
 peak of resident memory are the server's, as the kernel counts them.
 """
 
-import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 
 from benchmarks.row import note
 from deploy.head import free_ports
@@ -215,8 +215,7 @@ def _measured(
     entry: str = "grpc",
     size: int = 0,
 ) -> dict[str, Any]:
-    """ms: the server's processor time for a refusal, which neither the client's own work nor a busy
-    machine blurs."""
+    """ms: the server's processor time for a refusal, which no client's work blurs."""
     ask()  # what a connection and an allocator keep for next time
     status, pid = Path(f"/proc/{cell.children[name].pid}/status"), cell.children[name].pid
     refused = True
@@ -266,12 +265,8 @@ def _grpc(channel: grpc.Channel, case: Case) -> bool:
 
 
 def _http(host: str, body: bytes) -> bool:
-    connection = http.client.HTTPConnection(host, timeout=20)
-    try:
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        reply = connection.getresponse()
-        if not 400 <= reply.status < 500:
-            note(f"{reply.status}: {reply.read(300)!r}")
-        return 400 <= reply.status < 500
-    finally:
-        connection.close()
+    told = {"content-type": "application/json"}
+    reply = httpx.post(f"http://{host}/v1/completions", content=body, headers=told, timeout=20)
+    if not reply.is_client_error:
+        note(f"{reply.status_code}: {reply.text[:300]!r}")
+    return reply.is_client_error

@@ -29,8 +29,7 @@ POLICIES = ("off", "adaptive", "fixed:1", "fixed:3", "fixed:7", "threshold:0.3",
 
 
 def options(prompt: list[int], draw: random.Random) -> dict[str, Any]:
-    """A law; the fields beyond temperature come each by itself, and ids they name are likely
-    ones."""
+    """A law; fields beyond temperature come each by itself and name likely ids."""
     made = dict(draw.choice(pair.ALL_PARAMS))
     if made["temperature"]:
         made |= {"temperature": draw.choice([0.6, 1.0, 1.4])}

@@ -10,6 +10,7 @@ and is left out.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -97,13 +98,13 @@ async def _listen(cell: SecuredCell, prompts: list[Any]) -> list[Heard]:
         return Heard(label, trace, max(count, 1), first, time.perf_counter() - began)
 
     async def one() -> None:
-        wire = TcpProxy("wire", cell.endpoint, "127.0.0.1")  # as its certificate says
         tls = cell.authority.tls("client-acme")
-        async with AsyncClient(wire.endpoint, token=cell.tenants["acme"], tls=tls) as client:
-            await ask(client, wire, 0)  # the connection, and what its headers learn
-            while asked:
-                heard.append(await ask(client, wire, asked.pop()))
-        wire.close()
+        # as its certificate says
+        with contextlib.closing(TcpProxy("wire", cell.endpoint, "127.0.0.1")) as wire:
+            async with AsyncClient(wire.endpoint, token=cell.tenants["acme"], tls=tls) as client:
+                await ask(client, wire, 0)  # the connection, and what its headers learn
+                while asked:
+                    heard.append(await ask(client, wire, asked.pop()))
 
     await asyncio.gather(*(one() for _ in range(AT_ONCE)))
     return heard

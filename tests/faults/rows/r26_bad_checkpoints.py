@@ -7,12 +7,14 @@ is the demo's, whose files are large enough for memory to show; each copy is mad
 process and loaded in another, whose memory is watched.
 """
 
+import contextlib
 import os
 import random
 import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,17 +55,23 @@ class Attempt:
         return self.grown_mb > MEMORY * self.folder_mb + ANYWAY_MB
 
 
-def attempt(role: str, source: Path, case: Case) -> Attempt:
-    spoil, names = case
+@contextlib.contextmanager
+def copied(source: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dspark-bad-") as name:
         folder = Path(name) / "model"
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*cases*", "loss*", "*.png"))
+        yield folder
+
+
+def attempt(role: str, source: Path, case: Case) -> Attempt:
+    spoil, names = case
+    with copied(source) as folder:
         forked(lambda: spoil(folder) and None, PATIENCE_S)
         try:
             made, grown_mb = forked(lambda: refusal(role, folder, names), PATIENCE_S)
         except RuntimeError as error:  # it died, or it hangs
             made, grown_mb = Attempt(str(error), PATIENCE_S), 0.0
-        size = sum(file.stat().st_size for file in Path(name).rglob("*") if file.is_file())
+        size = sum(file.stat().st_size for file in folder.parent.rglob("*") if file.is_file())
         return replace(made, grown_mb=grown_mb, folder_mb=size / 1e6)
 
 
@@ -95,9 +103,7 @@ def fuzz(role: str, source: Path, count: int) -> tuple[int, list[str], float]:
         return bytes(made)
 
     for number in range(count):
-        with tempfile.TemporaryDirectory(prefix="dspark-bad-") as name:
-            folder = Path(name) / "model"
-            shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*cases*", "loss*"))
+        with copied(source) as folder:
             raw(change)(folder)
             tried = refusal(role, folder, names="")
         slowest = max(slowest, tried.seconds)

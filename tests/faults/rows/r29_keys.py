@@ -71,8 +71,7 @@ def asked(channel: grpc.Channel, method: str, metadata: Any) -> grpc.StatusCode:
 
 
 def compares_in_constant_time() -> bool:
-    """Whether no source of the runtime compares a token by `==`, and secrets go through
-    `hmac.compare_digest`."""
+    """Whether the runtime compares tokens by `hmac.compare_digest` and never by `==`."""
     digests, plain = 0, 0
     for file in sorted((ROOT / "dspark" / "runtime").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

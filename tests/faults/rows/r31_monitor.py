@@ -62,13 +62,11 @@ def acceptance(of: Tables) -> Floats:
     worst = np.eye(ENTRIES)[of.kept.argmin(axis=1)]
     mean = (of.q * of.kept).sum(axis=1, keepdims=True)
     share = SHARE / (mean - of.kept.min(axis=1, keepdims=True))
-    lowered: Floats = (1.0 - share) * of.q + share * worst
-    return lowered
+    return (1.0 - share) * of.q + share * worst
 
 
 def slot(of: Tables) -> Floats:
-    mixed: Floats = (1.0 - SHARE) * of.q + SHARE * swapped(of)
-    return mixed
+    return (1.0 - SHARE) * of.q + SHARE * swapped(of)
 
 
 def swapped(of: Tables) -> Floats:
@@ -77,8 +75,7 @@ def swapped(of: Tables) -> Floats:
         before = dict(zip(of.ids[row - 1].tolist(), of.q[row - 1].tolist(), strict=True))
         # others would be refused as malformed
         other[row] = [before.get(token, 0.0) for token in of.ids[row].tolist()]
-    within: Floats = other / other.sum(axis=1, keepdims=True)
-    return within
+    return other / other.sum(axis=1, keepdims=True)
 
 
 def spread(of: Tables) -> Floats:
@@ -98,22 +95,19 @@ def _moved(q: Floats, among: Any) -> Floats:
     scale = [part / np.maximum(part.sum(axis=1, keepdims=True), 1e-12) for part in (up, down)]
     share = np.minimum(SHARE, down.sum(axis=1, keepdims=True))
     share = np.where(up.sum(axis=1, keepdims=True) > 0, share, 0.0)
-    moved: Floats = q + share * (scale[0] - scale[1])
-    return moved
+    return q + share * (scale[0] - scale[1])
 
 
 def warm(of: Tables) -> Floats:
     """All drafts at temperature 0.9, told as 1."""
     cold = of.q ** (1 / 0.9)
-    told: Floats = cold / cold.sum(axis=1, keepdims=True)
-    return told
+    return cold / cold.sum(axis=1, keepdims=True)
 
 
 def coarse(of: Tables) -> Floats:
     """All drafts from probabilities rounded to bfloat16."""
     rounded = torch.from_numpy(of.q).bfloat16().double().numpy()
-    drawn: Floats = rounded / rounded.sum(axis=1, keepdims=True)
-    return drawn
+    return rounded / rounded.sum(axis=1, keepdims=True)
 
 
 def found_after(

@@ -46,8 +46,7 @@ async def _watch(cell: FaultCell) -> dict[str, dict[str, Any] | None]:
 
 
 async def _silence(endpoint: str, each_ms: int) -> dict[str, Any] | None:
-    """Waits on a stream that has nothing to say; None when it was still open at the end, else how
-    it was cut."""
+    """How a stream that has nothing to say was cut; None if it was open at the end."""
     options = [
         ("grpc.keepalive_time_ms", each_ms),
         ("grpc.keepalive_timeout_ms", 20_000),

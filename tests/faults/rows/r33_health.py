@@ -97,6 +97,5 @@ async def _load(channel: grpc.aio.Channel, number: int, seconds: float) -> None:
 
 
 def _refused(looks: Looks, after: float) -> float:
-    """When health first said behind that moment that nothing is served; the end of time if it
-    never did."""
+    """When health first said after that moment that nothing is served; inf if never."""
     return min((came for came, serving in looks if came >= after and not serving), default=math.inf)

@@ -92,8 +92,7 @@ def ids(name: str, seed: int) -> tuple[int, list[str]]:
 
 
 def speed(name: str) -> tuple[int, float]:
-    """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding,
-    and no alarm."""
+    """(passes to the alarm, tokens a second from then on) without weights; of "" plain decoding."""
     plan = gone(name) if name else None
 
     async def story(cell: SimulatedCell) -> tuple[int, float]:

@@ -1,5 +1,4 @@
-"""Which rows there are, by which programs, and how long they may take. A new row is a line here and
-a program there."""
+"""The rows, their programs and how long they may take. A new one is a line here and a module."""
 
 from dataclasses import dataclass
 

@@ -19,8 +19,7 @@ _busy = False
 
 
 def _own(event: str) -> bool:
-    """Whether an import is at work, as modules that a first request needs are loaded then, or a
-    traceback is shown."""
+    """Whether it is an import's, as a first request's modules, or a traceback's."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
