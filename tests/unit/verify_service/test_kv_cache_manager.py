@@ -116,7 +116,7 @@ def test_a_heads_keys_lie_side_by_side_where_attention_reads_them_so() -> None:
 
 
 def test_a_pool_takes_memory_of_a_host_only_where_tokens_are_written() -> None:
-    like = torch.ones(1, HEADS, SIZE, dtype=torch.bfloat16)
+    like = torch.ones(1, HEADS, WIDTH, dtype=torch.bfloat16)
     whole = 1 << 28  # bytes of the keys
     process = psutil.Process()
     before = process.memory_info().rss
