@@ -40,7 +40,8 @@ def rows(args: Args) -> Rows:
         "bound": bound,
     }
     bars = {
-        "gap of weighted tokens within the counter's bound": beside["widest_gap"] <= bound,
+        "gap of weighted tokens within the counter's bound": beside["looks_with_two_waiting"]
+        and beside["widest_gap"] <= bound,
         "p99 of light first tokens <= 1.5 x alone": ratio <= 1.5 and not beside["light_errors"],
     }
     yield statement("23", "a tenant floods", value, bars)
