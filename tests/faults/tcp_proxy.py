@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 
 from tests.faults.loop_thread import LoopThread
+from tests.waiting import until
 
 CHUNK = 1 << 16
 BESIDE = "127.0.0.2"  # loopback, and not where processes listen
@@ -78,6 +79,10 @@ class TcpProxy:
         for server in self._servers:
             server.close()
         self._cut_all()
+        for gate in self._open.values():
+            gate.set()
+        # asyncio tells of a connection that is cancelled as of a fault
+        await until(lambda: not self._writers)
 
     def _cut_all(self) -> None:
         for writer in list(self._writers):
