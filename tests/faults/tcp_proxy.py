@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from anyio.from_thread import start_blocking_portal
 
+from tests.waiting import until
+
 CHUNK = 1 << 16
 BESIDE = "127.0.0.2"  # loopback, and not where processes listen
 
@@ -71,10 +73,14 @@ class TcpProxy:
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    def _stop(self) -> None:
+    async def _stop(self) -> None:
         for server in self._servers:
             server.close()
         self._cut_all()
+        for gate in self._open.values():
+            gate.set()
+        # asyncio tells of a connection that is cancelled as of a fault
+        await until(lambda: not self._writers)
 
     def _cut_all(self) -> None:
         for writer in list(self._writers):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ def test_every_bug_finds_its_line_and_its_tests() -> None:
         compile(bug.changed(), bug.file, "exec")
         assert bug.harmless or bug.by, bug.name
         assert all(map(node, bug.by))
+
+
+def test_no_bug_goes_into_a_file_that_pytest_loads_itself(pytestconfig: pytest.Config) -> None:
+    """Its import hook stands before ours, and takes what is named like a test."""
+    tests = pytestconfig.getini("python_files")
+    assert [bug.name for bug in BUGS if any(Path(bug.file).match(each) for each in tests)] == []
 
 
 def test_builds_break_promises_that_are_told() -> None:

@@ -3,10 +3,10 @@ asked.
 
 The tiny pair answers fifty prompts over TLS, in random order, as it does by default and under a
 pace. Somebody on the wire learns from sizes and times of some answers and guesses the others; two
-in a hundred is chance. Temperature 0, so that a question accepts the same tokens each time it is
-asked, which is best for whoever listens. Plain packets must give questions away, or the listener
-was too weak to say anything of the pace. The size of the question itself is the client's to hide
-and is left out.
+in a hundred is chance. Temperature 0 and drafts of one length, so that a question accepts the same
+tokens each time it is asked, however busy the machine is: best for whoever listens. Plain packets
+must give questions away, or the listener was too weak to say anything of the pace. The size of the
+question itself is the client's to hide and is left out.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from tests.faults.secured_cell import SecuredCell
 from tests.faults.tcp_proxy import TcpProxy
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
+ASKED: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "policy": "fixed:3"}
 TRACES = 15  # of each question, of which a third is guessed
 MOST, LEAST_PLAIN = 0.04, 0.5
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
@@ -88,9 +89,7 @@ async def _listen(cell: SecuredCell, prompts: list[Any]) -> list[Heard]:
 
     async def ask(client: AsyncClient, wire: TcpProxy, label: int) -> Heard:
         trace, began, first, count = listen(wire), time.perf_counter(), 0.0, 0
-        async with client.generate(
-            prompts[label], max_tokens=TOKENS, temperature=0.0, timeout=60
-        ) as stream:
+        async with client.generate(prompts[label], **ASKED, timeout=60) as stream:
             async for event in stream:
                 ids = getattr(event, "token_ids", ())
                 count += len(ids)

@@ -2,6 +2,7 @@
 bound."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,11 +58,12 @@ def test_a_part_of_any_width_that_gets_too_much_is_found(level: int) -> None:
     assert why == "places"
 
 
-@pytest.mark.parametrize("drift", [0.3, -0.3, 0.01, -0.01])
-def test_drift_of_either_sign_is_found(drift: float) -> None:
-    slots = round(80 * 0.2 / drift**2)
+@pytest.mark.parametrize(("why", "variance"), [("drift", "variance"), ("luck", "luck_variance")])
+@pytest.mark.parametrize("mean", [0.3, -0.3, 0.01, -0.01])
+def test_a_sum_that_leans_to_either_side_is_found(mean: float, why: str, variance: str) -> None:
+    slots = round(80 * 0.2 / mean**2)
     even = tuple([slots // PLACES] * PLACES)
-    sums = Draws("d", sum(even), even, drift=drift * slots, variance=0.2 * slots)
-    wealth, why = log_wealth(sums)
+    sums = Draws("d", sum(even), even)
+    wealth, found = log_wealth(replace(sums, **{why: mean * slots, variance: 0.2 * slots}))
     assert wealth > 13.8
-    assert why == "drift"
+    assert found == why

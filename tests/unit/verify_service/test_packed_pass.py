@@ -56,6 +56,15 @@ def test_the_self_test_catches_a_wrong_runner(target: LoadedTarget) -> None:
 
     assert "differ" in (self_test.disagreement(Forgetful(target.model, None, 256), cases) or "")
 
+    class Empty(ModelRunner):
+        """Nothing that it says is a number, so nothing is far from what should be said."""
+
+        def run(self, segments, rows):
+            ran = super().run(segments, rows)
+            return ran._replace(logits=torch.full_like(ran.logits, torch.nan))
+
+    assert "differ" in (self_test.disagreement(Empty(target.model, None, 256), cases) or "")
+
 
 def test_a_long_prefix_does_not_pad_single_tokens(target: LoadedTarget) -> None:
     """Fifteen single tokens beside one block of sixteen: two calls, and the answer is the same."""
