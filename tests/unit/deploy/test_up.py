@@ -88,6 +88,15 @@ def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
         bring_up(ClusterConfig(**models, http=None), file=None, environ={}, say=print)
 
 
+def test_a_model_is_looked_for_at_the_revision_that_its_workers_take(
+    tmp_path: Path, no_ray: None
+) -> None:
+    file, models = tmp_path / "cell.yaml", {"target": "org/nosuch", "drafter": "none"}
+    file.write_text("verify: {target_revision: v2}")
+    with pytest.raises(ConfigError, match=r"^cluster\.target: org/nosuch at revision v2: neither"):
+        bring_up(ClusterConfig(**models, http=None), file=file, environ={}, say=print)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_tokens_that_the_operator_names_are_neither_drawn_nor_handed_on(
     named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
