@@ -94,7 +94,8 @@ def bring_up(
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     if config.address is None:  # other machines have other files
         for role, template in topology.templates.items():
-            Security.of(config_class(role)(**template.settings))  # reads those that are named
+            if most[role]:
+                Security.of(config_class(role)(**template.settings))  # reads those that are named
         _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(

@@ -72,6 +72,17 @@ def test_a_file_that_is_not_there_is_told_before_ray_starts(
     assert not cell_file().exists()
 
 
+def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "start_head", mock.Mock(side_effect=Unavailable("Ray")))
+    file = tmp_path / "cell.yaml"
+    missing = "{metrics_token_file: missing}"
+    file.write_text(f"frontend: {missing}\ndraft: {missing}")
+    with pytest.raises(Unavailable, match="Ray"):
+        bring_up(replace(LOCAL, drafters=0), file=file, environ={}, say=print)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
