@@ -196,7 +196,9 @@ def _check_tls(config: ClusterConfig) -> None:
     other."""
     try:
         if (tls := Tls.of(config)) is not None:
-            here = config.bind.strip("[]") if config.bind not in EVERYWHERE else None
+            here = config.bind.strip("[]")
+            if config.bind in EVERYWHERE:  # then processes are called by their node's address
+                here = "127.0.0.1" if config.address is None else ""
             tls.check_shared(
                 config.tls_server_name or here, ask_peers=config.tls_require_client_cert
             )

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import http_missing
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
-from deploy.config import NO_DRAFTER, ClusterConfig
+from deploy.config import ClusterConfig
 from deploy.down import Say, operating, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
@@ -24,7 +25,7 @@ from deploy.process_tags import new_cell_id
 from deploy.ray_environment import check_guarded, joined
 from deploy.reserving import reserve
 from deploy.service_registry import config_class
-from deploy.topology import Topology
+from deploy.topology import ProcessRole, Topology
 from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
@@ -76,8 +77,6 @@ def bring_up(
             f"no HTTP: not installed: {', '.join(missing)} (`pip install '.[http]'` in the "
             "checkout)"
         )
-    if config.address is None:
-        _find_models(config, say)
     files = token_files(config)
     (port,) = [config.port] if config.port else free_ports(1)
     if config.address is None:
@@ -95,7 +94,9 @@ def bring_up(
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     if config.address is None:  # other machines have other files
         for role, template in topology.templates.items():
-            Security.of(config_class(role)(**template.settings))  # reads those that are named
+            if most[role]:
+                Security.of(config_class(role)(**template.settings))  # reads those that are named
+        _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
         endpoint=f"{'127.0.0.1' if config.bind in EVERYWHERE else config.bind}:{port}",
@@ -218,15 +219,16 @@ def _refuse_second(say: Say) -> None:
     raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")
 
 
-def _find_models(config: ClusterConfig, say: Say) -> None:
-    """Finds the models before anything starts, and imports those that first become folders, where
-    the user sees it; the processes find them in the cache. Raises ConfigError."""
-    for key, model in (("target", config.target), ("drafter", config.drafter)):
-        if model in ("", NO_DRAFTER):
+def _find_models(settings: Mapping[str, Any], say: Say) -> None:
+    """Finds the models of a verifier's settings before anything starts, and imports those that
+    first become folders, where the user sees it; the processes find them in the cache. Raises
+    ConfigError."""
+    for key in ("target", "drafter"):
+        if not (model := settings[key]):
             continue
         try:
             if is_imported(model) and not folder_of(model).is_dir():
                 say(f"{model}: importing it once, into {folder_of(model)}")
-            locate(model, revision=config.revision, weights=False)
+            locate(model, revision=settings[f"{key}_revision"], weights=False)
         except CheckpointError as error:
             raise ConfigError(f"cluster.{key}: {error}") from error

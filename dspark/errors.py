@@ -35,9 +35,12 @@ class InvalidRequest(DsparkError):
 
 
 def in_short(error: BaseException) -> str:
-    """What an error says in its first line, without the path that an OSError repeats."""
-    lines = (getattr(error, "strerror", None) or str(error)).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """What an error says in its first line, without the path that an OSError repeats. An error of
+    the hub says a number there, and the rest after an empty line."""
+    said = str(getattr(error, "strerror", None) or error).strip()
+    if hasattr(error, "server_message"):
+        said = said.split("\n\n", 1)[-1]
+    return next(iter(said.splitlines()), type(error).__name__)
 
 
 @contextmanager

@@ -253,16 +253,16 @@ class Security:
         return host if wide or is_loopback(host) else "127.0.0.1"
 
     def check_addresses(self, section: str, config: ListenConfig, http: str | None = None) -> None:
-        """Raises ConfigError, by setting, if something that a process with this configuration
-        listens on would be open to strangers, or its address cannot be had."""
+        """Raises ConfigError, by setting, for an address of a process with this configuration
+        that strangers could reach without credentials, or that cannot be had."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
         page = None if port is None else join_endpoint(host, port)
         rounds: int | None = getattr(config, "rounds_port", None)  # of drafters
         own = None if rounds is None else join_endpoint(split_endpoint(config.bind)[0], rounds)
         wanted = {"bind": config.bind, "metrics_port": page, "rounds_port": own, "http": http}
-        for key in ("bind", "http"):  # the hosts of the others are as safe
-            if endpoint := wanted[key]:
+        for key, endpoint in wanted.items():
+            if endpoint is not None:
                 self.check_bind(endpoint, f"{section}.{key}")
         check_listeners((f"{section}.{key}", endpoint) for key, endpoint in wanted.items())
 
@@ -381,6 +381,8 @@ def _try(key: str, endpoint: str, host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)  # with SO_REUSEADDR two may be bound where neither listens
+    except UnicodeError as error:
+        raise ConfigError(f"{key}: {host!r} is no name of a host") from error
     except OSError as error:
         why = _WHY.get(error.errno or 0, error.strerror or os.strerror(error.errno or 0))
         raise ConfigError(f"{key}: cannot listen on {endpoint}: {why.format(port=port)}") from error

@@ -143,14 +143,13 @@ class GrpcServer:
         self,
         *,
         bind: str,
-        security: Security | None = None,
+        security: Security,
         limits: ServerLimits | None = None,
         prompt_bytes: Callable[[], int] = lambda: MAX_REQUEST,
         denied: Callable[[Denied], None] = lambda _: None,
     ) -> None:
         limits = limits or ServerLimits()
-        self._security = security or Security()
-        self._bind = bind
+        self._bind, self._security = bind, security
         self._names: list[str] = []
         self._serving: dict[str, bool] = {}  # by name
         self._readers: dict[str, Callable[[bytes], Any]] = {}

@@ -40,7 +40,7 @@ class Servicer(NamedTuple):
 class Shell:
     """Identity, metrics and listeners of one process. role: section of the configuration. model:
     returns the served model, if known. http: address of another listener that the process will
-    open. Raises ConfigError for an address that is not free."""
+    open. Raises ConfigError for an address that is not free, or open to strangers."""
 
     def __init__(
         self,

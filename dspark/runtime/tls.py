@@ -138,31 +138,34 @@ class Tls:
             if server:
                 self._try(self.cert)
 
-    def check_shared(self, name: str | None, *, ask_peers: bool) -> None:
+    def check_shared(self, name: str, *, ask_peers: bool) -> None:
         """Raises ConfigError by key for files that processes which all have these would refuse of
-        each other. name: the one they expect, if it is known. ask_peers: callers show theirs
-        too."""
+        each other. name: the one they expect; empty if it is not known. ask_peers: callers
+        show theirs too."""
         self.check(server=True)
         assert self.ca is not None
-        self._try(self.ca, name, ask_peers=ask_peers)
+        self._try(self.ca, name.rstrip("."), ask_peers=ask_peers)
 
-    def _try(self, believed: str, name: str | None = None, *, ask_peers: bool = False) -> None:
+    def _try(self, believed: str, name: str = "", *, ask_peers: bool = False) -> None:
         """Shakes hands with itself in memory, both ends believing the certificates of a file.
         Raises ConfigError if one end refuses what the other one shows."""
         assert self.cert is not None
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        client.check_hostname = name is not None
+        client.check_hostname = bool(name)
         server.verify_mode = ssl.CERT_REQUIRED if ask_peers else ssl.CERT_NONE
         for context in (client, server):
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC has it
             context.load_verify_locations(believed)
             context.load_cert_chain(self.cert, self.key)
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = {
-            "server": client.wrap_bio(back, there, server_hostname=name),
-            "client": server.wrap_bio(there, back, server_side=True),
-        }
+        try:
+            caller = client.wrap_bio(back, there, server_hostname=name or None)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"tls_server_name, or bind without it: {name!r} is no name of a host"
+            ) from error
+        ends = {"server": caller, "client": server.wrap_bio(there, back, server_side=True)}
         for shown_by, end in [*ends.items()] * 3:
             try:
                 end.do_handshake()

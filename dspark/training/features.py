@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 from dspark.model.checkpoint import fingerprint, load_target
 from dspark.model.location import locate
 from dspark.model.pairing import text_config
@@ -192,7 +192,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cache: {folder} holds no cache ({error})") from None
+        raise ConfigError(f"cache: {folder} holds no cache ({in_short(error)})") from None
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         raise ConfigError(f"cache: {folder} was written by another version")
     if (dtype := manifest.get("hidden_dtype")) not in list(_DTYPES):

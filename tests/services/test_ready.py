@@ -15,6 +15,7 @@ from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
 from deploy.head import free_ports
 from dspark.cli.main import main
+from dspark.runtime.security import Security
 from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from tests.services import workers
@@ -148,7 +149,7 @@ class _Odd(verify_pb2_grpc.VerifyServicer):
 
 
 async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> None:
-    server, odd = GrpcServer(bind="127.0.0.1:0"), _Odd()
+    server, odd = GrpcServer(bind="127.0.0.1:0", security=Security()), _Odd()
     server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
     port = await server.start()
     async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import DNSName
 from cryptography.x509.oid import ExtendedKeyUsageOID as EKU
 from structlog.testing import capture_logs
 
@@ -18,6 +19,7 @@ from deploy.cell_plan import http_bind, largest, plan_topology, read_config, tok
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, desired, resized, sizes_of
+from dspark.cli import certificates
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from tests.certificates import Authority
@@ -138,6 +140,7 @@ def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> N
         ({"tls_ca": "ours/none"}, "No such file"),
         ({"tls_server_name": "elsewhere"}, "not valid for 'elsewhere'"),
         ({"bind": "10.1.2.3"}, "not valid for '10.1.2.3'"),
+        ({"tls_server_name": "a..b"}, "'a..b' is no name of a host"),
     ],
 )
 def test_certificates_that_processes_would_refuse_of_each_other_are_refused_at_once(
@@ -146,10 +149,23 @@ def test_certificates_that_processes_would_refuse_of_each_other_are_refused_at_o
     monkeypatch.chdir(tmp_path)
     Authority(tmp_path / "theirs")
     given = {"target": "t", "drafter": "d", **Authority(Path("ours")).settings()}
-    for name in ({}, {"tls_server_name": "localhost"}, {"bind": "0.0.0.0"}, {"bind": "::1"}):
-        read_config(file=None, environ={}, flags={**given, **name})
+    for name in ("localhost", "localhost."):
+        read_config(file=None, environ={}, flags={**given, "tls_server_name": name})
+    for bind in ("127.0.0.1", "::1", "0.0.0.0"):
+        read_config(file=None, environ={}, flags={**given, "bind": bind})
     with pytest.raises(ConfigError, match=rf"^cluster\.tls_.*{re.escape(said)}"):
         read_config(file=None, environ={}, flags={**given, **change})
+
+
+def test_processes_on_all_addresses_of_one_machine_call_each_other_by_its_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "_alternative", DNSName)  # no address is in the certificate
+    flags = {"target": "t", "drafter": "d", "bind": "0.0.0.0", **Authority(tmp_path).settings()}
+    with pytest.raises(ConfigError, match=r"not valid for '127\.0\.0\.1'"):
+        read_config(file=None, environ={}, flags=flags)
+    for more in ({"address": "10.0.0.1:6379"}, {"tls_server_name": "localhost"}):
+        read_config(file=None, environ={}, flags={**flags, **more})
 
 
 @pytest.mark.parametrize("asked", [True, False])

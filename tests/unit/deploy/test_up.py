@@ -72,6 +72,17 @@ def test_a_file_that_is_not_there_is_told_before_ray_starts(
     assert not cell_file().exists()
 
 
+def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "start_head", mock.Mock(side_effect=Unavailable("Ray")))
+    file = tmp_path / "cell.yaml"
+    missing = "{metrics_token_file: missing}"
+    file.write_text(f"frontend: {missing}\ndraft: {missing}")
+    with pytest.raises(Unavailable, match="Ray"):
+        bring_up(replace(LOCAL, drafters=0), file=file, environ={}, say=print)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -86,6 +97,15 @@ def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
     models = {"target": str(golden_target), "drafter": "none", **change}
     with pytest.raises(ConfigError, match=f"^{said}"):
         bring_up(ClusterConfig(**models, http=None), file=None, environ={}, say=print)
+
+
+def test_a_model_is_looked_for_at_the_revision_that_its_workers_take(
+    tmp_path: Path, no_ray: None
+) -> None:
+    file, models = tmp_path / "cell.yaml", {"target": "org/nosuch", "drafter": "none"}
+    file.write_text("verify: {target_revision: v2}")
+    with pytest.raises(ConfigError, match=r"^cluster\.target: org/nosuch at revision v2: neither"):
+        bring_up(ClusterConfig(**models, http=None), file=file, environ={}, say=print)
 
 
 @pytest.mark.parametrize("named", [True, False])

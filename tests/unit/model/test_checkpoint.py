@@ -1,14 +1,17 @@
 """A drafter folder is exactly what its config calls for, or it is refused with the reason."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
@@ -229,12 +232,27 @@ def test_of_a_hub_s_files_those_are_fetched_that_are_read(
     assert fetched == read
 
 
-def test_what_the_hub_says_of_a_name_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def _of_the_hub(said: str) -> Exception:
+    response: Any = SimpleNamespace(headers={}, status_code=429, request=None)
+    return HfHubHTTPError(said, response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError("no network\n\nPlease try again."), "OSError: no network"),
+        (_of_the_hub("(Request ID: 1)\n\n429 Too Many Requests.\nRetry"), "429 Too Many Requests."),
+        (_of_the_hub("Server error '500'\nFor more"), "Server error '500'"),
+    ],
+)
+def test_what_the_hub_says_of_a_name_is_told_in_one_line(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fetch(*_: object, **__: object) -> str:
-        raise OSError("no network\n\nPlease try again.")
+        raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    with pytest.raises(CheckpointError, match=r"^nosuch: .* its cache \(OSError: no network\)$"):
+    with pytest.raises(CheckpointError, match=rf"^nosuch: .* its cache \(.*{re.escape(told)}\)$"):
         locate("nosuch")
 
 

@@ -86,6 +86,7 @@ async def test_a_listener_that_is_open_to_strangers_is_refused_before_anything_i
             "a.http: 127.0.0.1:7999 is what a.bind asks for, too",
         ),
         ({"a.http": "nowhere"}, "a.http: 'nowhere' is not host:port"),
+        ({"a.http": "a..b:7999"}, "a.http: 'a..b' is no name of a host"),
     ],
 )
 def test_what_cannot_be_listened_on_is_refused_by_its_setting(
