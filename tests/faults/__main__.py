@@ -86,7 +86,7 @@ def save(path: Path, ended: Sequence[Ended], words: Sequence[str]) -> None:
 
 
 def run(entries: Sequence[Entry]) -> list[Ended]:
-    """The others beside each other, then those that measure time, each alone."""
+    """Rows beside each other, then those that measure time, each alone."""
     with ThreadPoolExecutor(JOBS) as pool:
         begun = [pool.submit(_run, entry) for entry in entries if not entry.alone]
         try:

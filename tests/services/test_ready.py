@@ -70,7 +70,7 @@ async def test_a_request_of_every_kind_has_run_before_anybody_asks(
 async def test_nothing_says_that_it_serves_before(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A drafter that was announced is not there yet: requests are taken, none is ready."""
+    """A drafter that was announced is not there yet: requests are taken, the cell is not ready."""
     await cell.verifier()
     place = f"127.0.0.1:{free_ports(1)[0]}"
     coordinator = await cell.coordinator(

@@ -48,7 +48,7 @@ def sources() -> str:
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
-def test_the_message_exists(heading: str, sources: str) -> None:
+def test_a_message_of_troubleshooting_is_in_the_code(heading: str, sources: str) -> None:
     pieces = [re.escape(piece.strip()) for piece in heading.split("…") if piece.strip()]
     assert pieces
     assert re.search(r"[^\n]*".join(pieces), sources), heading

@@ -275,7 +275,7 @@ def _awaited(annotation: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["break", "close", "client"])
-def test_leaving_early_ends_it_on_the_server(service: Counter, client: Client, how: str) -> None:
+def test_leaving_early_ends_work_at_the_server(service: Counter, client: Client, how: str) -> None:
     if how == "break":
         for _ in client.generate([1], max_tokens=10_000, request_id="slow-break"):
             break

@@ -87,7 +87,7 @@ def test_help_names_kinds_of_values_and_defaults(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "words", ["status", "serve verify", "train split nowhere.jsonl --out o", "checkpoint check o"]
 )
-def test_debug_shows_tracebacks(
+def test_debug_shows_the_traceback(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("generate hi", NO_CLUSTER),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
-        ("sd --endpoint 127.0.0.1:9 --serve nowhere", "dspark: serve: 'nowhere' is not host:port"),
+        ("sd --endpoint 127.0.0.1:9 --serve nowhere", "serve: 'nowhere' is not host:port\n"),
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),
         ("status --endpoint 127.0.0.1:9", "dspark: the coordinator at 127.0.0.1:9 is unreachable"),

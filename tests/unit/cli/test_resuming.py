@@ -103,7 +103,7 @@ def test_it_asks_for_what_each_answer_lacks(monkeypatch: pytest.MonkeyPatch) -> 
     assert stream.resumed == 1
 
 
-def test_pauses_grow_until_the_end_and_news_start_them_anew(
+def test_pauses_grow_until_the_time_is_over_and_news_start_them_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Asked(monkeypatch, Broken(), Broken(), Broken(chunk((1,), 0)))

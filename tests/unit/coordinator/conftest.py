@@ -12,6 +12,7 @@ from coordinator.simulation.virtual_loop import run_virtual
 from dspark.runtime.telemetry import Metrics
 
 IN_REAL_TIME = {"test_http_connections.py", "test_process_config.py"}
+LONGEST_S = 7200.0  # of simulated time; whoever hangs while others tick on would never end
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ async def _without_noise(work: Coroutine[Any, Any, None]) -> None:
     wrong: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     try:
-        await work
+        async with asyncio.timeout(LONGEST_S):
+            await work
     finally:
         assert not wrong, wrong

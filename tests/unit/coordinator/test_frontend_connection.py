@@ -1,5 +1,5 @@
-"""What the coordinator holds of one front end, with a cell made of arithmetic behind it, and that
-what it tells its coordinator fits into messages that are let in."""
+"""What the coordinator holds of one front end, with a cell made of arithmetic behind it; and what a
+front end tells its coordinator fits into messages that are let in."""
 
 import asyncio
 from types import SimpleNamespace

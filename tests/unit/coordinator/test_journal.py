@@ -41,8 +41,8 @@ class Hand:
         return self.now
 
 
-def on_disk(folder: Path, *, segment: int = 1 << 20, **more: Any) -> Journal:
-    file = JournalFile(folder, sync="always", sync_s=1.0, segment_bytes=segment)
+def on_disk(folder: Path, *, segment: int = 1 << 20, sync: str = "always", **more: Any) -> Journal:
+    file = JournalFile(folder, sync=sync, sync_s=60.0, segment_bytes=segment)
     given: dict[str, Any] = {"keep_s": 60.0, "metrics": Metrics(), "clock": Hand(), **more}
     return Journal(file, **given)
 
@@ -129,7 +129,7 @@ def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
     file.close()
 
 
-def test_a_file_of_another_format_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_is_told_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # one that no test before this one has configured
     monkeypatch.setattr(journal_file, "log", structlog.get_logger())
     other, content = tmp_path / "journal-000000000007.log", b"DSPKJNL1" + bytes(64)

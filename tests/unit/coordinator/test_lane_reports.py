@@ -125,7 +125,7 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
     await cell.answered(state)
 
 
-async def test_r9_an_epoch_is_written_before_a_verifier_hears_of_it_and_never_twice() -> None:
+async def test_r9_an_epoch_is_written_before_a_verifier_hears_of_it_and_given_once() -> None:
     noted: list[int] = []
     written: list[int] = []
     cell = RoundsCell(write=lambda: written.extend(noted))

@@ -144,7 +144,7 @@ async def test_the_rest_is_drawn_by_the_target_that_began_it(back: bool) -> None
 
 async def test_what_a_client_was_shown_is_on_disk(tmp_path: Path) -> None:
     """After every token, with nothing going on that could have written it since."""
-    journal = on_disk(tmp_path / "written")
+    journal = on_disk(tmp_path / "written", sync="interval")
     desk = Desk(journal, RoundsCell(write=journal.write, drafters=0, window=0))
     desk.ask()
     while not desk.reader.done:

@@ -59,6 +59,16 @@ def test_waiting_for_nobody_is_an_error_and_not_a_hang() -> None:
         run_virtual(forever())
 
 
+@pytest.mark.xfail(raises=TimeoutError, strict=True)
+async def test_a_test_that_hangs_while_others_tick_on_has_an_end() -> None:
+    async def tick() -> None:
+        for _ in itertools.count():
+            await asyncio.sleep(1.0)
+
+    ticking = [asyncio.create_task(tick()) for _ in range(9)]
+    await asyncio.wait(ticking)
+
+
 def test_a_device_does_one_thing_at_a_time_urgent_ones_first() -> None:
     async def use() -> tuple[list[tuple[str, float]], float]:
         device, done = Device(), []

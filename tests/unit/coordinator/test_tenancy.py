@@ -23,7 +23,7 @@ def test_names_are_apart_and_come_back(one: str, name: str, other: str, second: 
 def test_without_tenants_names_are_what_clients_call_them() -> None:
     assert inside("", "chat-1") == "chat-1"
     assert inside("acme", "chat-1") == "acme/chat-1"
-    assert inside("", "acme/chat-1") == "/acme/chat-1", "with no tenant no other's name is spelled"
+    assert inside("", "acme/chat-1") == "/acme/chat-1", "who has none spells no other's name"
 
 
 def test_a_request_s_id_and_salt_are_its_tenant_s() -> None:

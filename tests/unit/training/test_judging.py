@@ -189,7 +189,7 @@ def test_calibrate_writes_what_drafters_read(
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
 
 
-def test_more_prompts_may_be_of_greedy_ones_alone(tiny: Any, prompts: Path, tmp_path: Path) -> None:
+def test_more_may_be_of_greedy_requests_alone(tiny: Any, prompts: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.jsonl"
     more.write_text(prompts.read_text())
 

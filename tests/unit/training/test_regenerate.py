@@ -102,7 +102,7 @@ async def test_a_cell_that_is_away_at_the_start_is_waited_for(
         await asked(Answering(away=2), prompts, tmp_path / "o.jsonl", chat, patience_s=-1.0)
 
 
-async def test_a_row_that_comes_too_late_is_failed(golden_target: Path, tmp_path: Path) -> None:
+async def test_a_row_that_is_late_is_written_as_failed(golden_target: Path, tmp_path: Path) -> None:
     class Slow(Answering):
         async def complete(self, prompt: list[int], **_: Any) -> Any:
             raise DeadlineExceeded("no answer within 600 s")

@@ -42,7 +42,7 @@ def test_drafts_are_judged_as_if_each_token_had_been_said_before_the_next(
     assert tokens[len(PROMPT) :][:13] == wanted[:13]
 
 
-def test_a_hand_over_counts_what_was_committed(engine: VerifyEngine, golden_target: Path) -> None:
+def test_a_hand_over_counts_commits_as_answer(engine: VerifyEngine, golden_target: Path) -> None:
     wanted = plain_greedy(golden_target, 10)
     tokens = [*PROMPT, *wanted[:6]]
     anchor = take_in(engine, 1, tokens, params=SHAPED, epoch=2)

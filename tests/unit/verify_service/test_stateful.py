@@ -131,7 +131,7 @@ def calls_of(model: Any) -> list[int]:
     return seen
 
 
-def test_states_of_one_form_share_a_pass_and_each_says_the_same(model: tuple[Any, bool]) -> None:
+def test_states_of_one_form_share_a_pass_and_speak_as_alone(model: tuple[Any, bool]) -> None:
     target, single = model
     taps = TargetTaps(target, (1, 3)).attach()
     runner = StatefulRunner(target, taps, single=single, together=True)

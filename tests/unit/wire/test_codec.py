@@ -249,7 +249,7 @@ ALL = np.arange(1 << 16, dtype="<u4")
 
 
 @pytest.mark.parametrize("dtype", EXPONENT)
-def test_it_is_what_torch_says(dtype: str) -> None:
+def test_finite_is_what_torch_says(dtype: str) -> None:
     wide = dtype == "float32"
     bits = ALL << 16 if wide else ALL.astype("<u2")
     values = torch.from_numpy(bits.view("<i4" if wide else "<i2").copy()).view(
@@ -260,7 +260,7 @@ def test_it_is_what_torch_says(dtype: str) -> None:
     ).tolist()
 
 
-def test_one_of_many_is_found_wherever_it_is_and_no_values_are_fine() -> None:
+def test_finite_finds_one_of_many_wherever_it_is_and_no_values_are_fine() -> None:
     bits = np.full(1000, 0x3F80, "<u2")
     assert finite("bfloat16", bits)
     for at, wrong in ((0, 0x7F80), (500, 0xFFC0), (999, 0xFF80)):
