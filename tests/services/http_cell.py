@@ -1,9 +1,10 @@
 """A cell with an HTTP front on an event loop of its own, for clients that block."""
 
+import asyncio
 import contextlib
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +20,14 @@ from tests.services.cell import Cell
 from tests.synthetic_file import synthetic_file
 from tests.waiting import wait_until
 
+PATIENCE_S = 120.0  # with anything asked of the loop
+
 
 class HttpCell:
     """Services in this process, on one more thread; a context that stops them.
 
     With `pair` a synthetic cell of that description, else the tiny pair. `settings` go to the
-    coordinator, `verify` to the verifier, `shared` to every process. `run` is a call on its loop.
+    coordinator, `verify` to the verifier, `shared` to every process. `portal` leads to its loop.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class HttpCell:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as ends:
-            self.run = ends.enter_context(start_blocking_portal(name="cell")).call
+            self.portal = ends.enter_context(start_blocking_portal(name="cell"))
             ends.callback(self.run, self._cell.__aexit__)
             self.run(self._start)
             self._ends = ends.pop_all()
@@ -50,6 +53,10 @@ class HttpCell:
 
     def __exit__(self, *_: object) -> None:
         self._ends.close()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """On its loop. TimeoutError: it was cancelled, as whatever hangs would be waited for."""
+        return self.portal.call(asyncio.wait_for, work(), PATIENCE_S)
 
     @property
     def url(self) -> str:

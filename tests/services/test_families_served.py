@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -75,11 +75,10 @@ THIN = (
 
 
 class Served(Cell):
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         await self.verifier()
         await self.drafter(target=self._verify["target"])
         self.asked = self.client(await self.coordinator())
-        return self
 
     def counted(self, name: str) -> float:
         return float(self.serving.metrics.value(f"spec_decode_num_{name}_tokens_total"))
@@ -105,6 +104,7 @@ async def test_answers_are_those_of_plain_decoding(tmp_path: Path, name: str) ->
     target, made = MADE[name](tmp_path)
     prompts = [*_prompts(3), [9]]
     async with Served(target, made) as cell:
+        await cell.start()
         plain = plain_greedy(target, prompts, 24)
         for policy in ("fixed:4", "adaptive"):
             assert await cell.answers(prompts, 24, temperature=0.0, policy=policy) == plain
@@ -208,6 +208,7 @@ async def test_a_served_drafter_is_as_good_as_the_reference_s(name: str) -> None
     """A drafter that is wrong changes no id; only what is accepted shows it."""
     target, folder = REFERENCE[name]
     async with Served(target, folder) as cell:
+        await cell.start()
         slots = cell.drafters[0].engine.shape.block_size
         rounds = accepted = allowed = 0
         for case in json.loads((folder / "decode_cases.json").read_text()):
@@ -238,6 +239,7 @@ async def test_released_shapes_made_thin_serve_a_matching_target(tmp_path: Path,
     write_thin(made, name, target=target)
     prompts = _prompts(2, 20)
     async with Served(target, made) as cell:
+        await cell.start()
         for policy in ("fixed:7", "adaptive"):
             assert await cell.answers(prompts, 12, temperature=0.0, policy=policy) == plain_greedy(
                 target, prompts, 12

@@ -551,7 +551,7 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
     echoed = post(cell, completion(prompt=ids[: 2 * input_processor.LONG_IDS], echo=True))
     assert echoed.status_code == 200
     assert threads
-    assert cell.run(threading.get_ident) not in threads
+    assert cell.portal.call(threading.get_ident) not in threads
     for path, body, param in (
         ("/detokenize", {"tokens": [*ids, 65]}, "tokens"),
         ("", completion(prompt=[*ids, 65], echo=True), "prompt"),

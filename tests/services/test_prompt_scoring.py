@@ -256,7 +256,7 @@ def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_
         ]
     assert sorted(part.index for part in parts if part.text in TEXTS) == list(range(6))
     assert len(threads) == len(TEXTS)
-    assert http.run(threading.get_ident) not in threads
+    assert http.portal.call(threading.get_ident) not in threads
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,26 +2,26 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import distributed
 from torch.multiprocessing import spawn
 
-from deploy.train_workers import train_with_workers
+from deploy import train_workers
 from dspark.errors import ConfigError
 from dspark.training.disk import only_writer
 from dspark.training.record import Log
-from dspark.training.settings import Settings
 from dspark.training.trainer import LOG, train_drafter
 from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
 
 
-def work(rank: int, settings: Settings, meeting: Path) -> None:
+def work(rank: int, config: dict[str, Any], meeting: Path) -> None:
     """As one of two."""
     distributed.init_process_group(
         "gloo", f"file://{meeting}", timedelta(seconds=120), world_size=2, rank=rank
     )
-    train_drafter(settings)
+    train_workers.work(config)
     distributed.destroy_process_group()
 
 
@@ -35,7 +35,8 @@ def test_two_workers_write_the_curve_of_one(
     alone = short_run(samples, golden_target, tmp_path / "alone", **changes)
     both = short_run(samples, golden_target, tmp_path / "both", **changes)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    spawn(work, (both, tmp_path / "meeting"), nprocs=2)
+    # daemons, which end with this process whatever they do
+    spawn(work, (both.to_json(), tmp_path / "meeting"), nprocs=2, daemon=True)
     train_drafter(alone)
     curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
     for name in COLUMNS:
@@ -49,4 +50,4 @@ def test_a_folder_in_which_another_process_trains_is_refused_before_any_worker_s
     samples = random_samples(tmp_path / "samples.safetensors", count=4)
     run = short_run(samples, golden_target, tmp_path / "run")
     with only_writer(Path(run.out)), pytest.raises(ConfigError, match="another process"):
-        train_with_workers(run, workers=2, gpus=False, address=None, say=pytest.fail)
+        train_workers.train_with_workers(run, workers=2, gpus=False, address=None, say=pytest.fail)
