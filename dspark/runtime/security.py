@@ -211,6 +211,8 @@ class Security:
         if (tls := Tls.of(config)) is not None:
             tls.check(server=True)
         ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
+        if tls is not None and ask_peers:
+            tls.warn_of_another_authority()
         for key in ("operator_token_file", "client_token_file", "metrics_token_file"):
             if getattr(config, key, None) and token is None and not ask_peers:
                 raise ConfigError(

@@ -11,6 +11,9 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
@@ -30,6 +33,8 @@ from tests.faults.pair import FLAT
 from tests.keys import key_files, token_files
 from tests.services.cell import Cell
 from tests.waiting import until
+
+DAY = datetime.timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +268,48 @@ def test_a_certificate_that_no_server_can_show_is_refused_before_it_is_shown(
     with pytest.raises(ConfigError, match=rf"^tls_cert: .*{name}\.crt is refused as a server's"):
         Security.of(ListenConfig(**{**ours.settings(), **change}))
     ours.tls(name).check()  # as a caller's it may do
+
+
+@pytest.mark.parametrize("kind", ["Ed25519", "P-521", "unknown"])
+def test_a_key_that_grpc_does_not_take_is_named_with_its_kind(kind: str, tmp_path: Path) -> None:
+    made = {
+        "Ed25519": ed25519.Ed25519PrivateKey.generate,
+        "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+        "unknown": lambda: ec.generate_private_key(ec.SECP224R1()),
+    }[kind]()
+    cert, key = tmp_path / "own.crt", tmp_path / "own.key"
+    now, name = datetime.datetime.now(datetime.UTC), x509.Name([])
+    builder = x509.CertificateBuilder(name, name, made.public_key(), 1, now - DAY, now + DAY)
+    signed = builder.sign(made, None if kind == "Ed25519" else hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    cert.write_bytes(signed.public_bytes(pem))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(made.private_bytes(pem, *plain))
+    with pytest.raises(
+        ConfigError, match=rf"^tls_cert: .*own\.crt has a key of the kind {kind}; gRPC takes RSA"
+    ):
+        Tls(str(cert), str(key)).check()
+
+
+def test_a_certificate_with_openssls_own_marks_is_named(tmp_path: Path) -> None:
+    """gRPC does not read it."""
+    authority = Authority(tmp_path)
+    shown = Path(authority.path("node.crt"))
+    shown.write_text(shown.read_text().replace("CERTIFICATE", "TRUSTED CERTIFICATE"))
+    with pytest.raises(ConfigError, match=r"^tls_cert: .*node\.crt begins with no plain certif"):
+        authority.tls().check()
+
+
+def test_a_process_of_another_authority_than_it_believes_is_warned_of(
+    ours: Authority, theirs: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be meant: callers of one authority, and a server's certificate of a public one."""
+    settings = {**ours.settings(), "tls_ca": theirs.path("ca.crt")}
+    Security.of(ListenConfig(**settings, tls_require_client_cert=False))
+    Security.of(ListenConfig(**ours.settings()))
+    assert not caplog.records
+    Security.of(ListenConfig(**settings))
+    assert "node.crt is refused as a server's" in caplog.text
 
 
 @pytest.mark.parametrize("days", [-2, 2])
