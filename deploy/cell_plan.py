@@ -23,7 +23,14 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
-from dspark.runtime.security import EVERYWHERE, check_listeners, is_loopback, split_endpoint
+from dspark.runtime.security import (
+    EVERYWHERE,
+    check_listeners,
+    is_loopback,
+    join_endpoint,
+    plain_host,
+    split_endpoint,
+)
 from dspark.runtime.tls import Tls
 from dspark.synthetic.spec import load_spec
 from dspark.targets import check_model
@@ -50,7 +57,8 @@ def read_config(
     full: dict[str, Any] = {
         key: str(Path(path).resolve()) for key in FILES if (path := getattr(given, key))
     }
-    given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
+    address = given.address or ray_environment.job_address(environ)
+    given = replace(given, address=address, bind=plain_host(given.bind), **full)
     _check_tls(given)
     if given.synthetic:
         load_spec(given.synthetic)  # a faulty file is refused before anything starts
@@ -83,11 +91,11 @@ def plan_topology(
         **drawn,
         "target_revision": config.revision,
         "drafter_revision": config.revision,
-        "bind": f"{config.bind}:0",
+        "bind": join_endpoint(config.bind, 0),
     }
     # "none": None would keep what the file says of the coordinator
     http = http_bind(config.http, here=_is_here(config.address)) or "none"
-    own = {ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http}}
+    own = {ProcessRole.COORDINATOR: {"bind": join_endpoint(config.bind, port), "http": http}}
     settings = {
         role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {}))
         for role in ProcessRole
@@ -196,7 +204,7 @@ def _check_tls(config: ClusterConfig) -> None:
     other."""
     try:
         if (tls := Tls.of(config)) is not None:
-            here = config.bind.strip("[]")
+            here = config.bind
             if config.bind in EVERYWHERE:  # then processes are called by their node's address
                 here = "127.0.0.1" if config.address is None else ""
             tls.check_shared(

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
 from dspark.client import AsyncClient, Denied, Unavailable
+from dspark.client.cell import whom_to_call
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.runtime.listen_config import ListenConfig
@@ -86,6 +87,19 @@ async def test_a_name_that_is_not_in_the_certificate_is_refused(
         await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere"))
         is grpc.StatusCode.UNAVAILABLE
     )
+
+
+@pytest.mark.parametrize("host", ["::1", "[0:0:0:0:0:0:0:1]"])
+async def test_an_address_of_ipv6_is_that_of_the_certificate_however_it_is_written(
+    host: str, ours: Authority
+) -> None:
+    config = ListenConfig(bind=f"{host}:0", **ours.settings())
+    server = GrpcServer(bind=config.bind, security=Security.of(config))
+    port = await server.start()
+    asked, _, _, _ = whom_to_call(f"{host}:{port}", None, None)
+    assert asked == server.endpoint(port) == f"[::1]:{port}"
+    assert await _health(asked, ours.tls()) is None
+    await server.drain(0)
 
 
 async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:

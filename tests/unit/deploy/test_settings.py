@@ -180,6 +180,14 @@ def test_a_certificate_for_servers_alone_will_do_where_callers_show_none(
         read_config(file=None, environ={}, flags=flags)
 
 
+@pytest.mark.parametrize("bind", ["::1", "[::1]", "0:0:0:0:0:0:0:1"])
+def test_processes_listen_on_an_address_of_ipv6_however_it_is_written(bind: str) -> None:
+    given = {"target": "t", "drafter": "d", "bind": bind}
+    plan = _plan(read_config(file=None, environ={}, flags=given))
+    assert plan["coordinator/0"]["bind"] == "[::1]:4242"
+    assert plan["verify/0"]["bind"] == "[::1]:0"
+
+
 def test_an_address_to_bind_with_a_port_is_refused_and_the_setting_of_the_port_named() -> None:
     ClusterConfig(target="t", drafter="d", bind="::1")
     with pytest.raises(ConfigError, match=r"cluster\.bind: '127\.0\.0\.1:7000' .* cluster\.port"):
