@@ -54,7 +54,8 @@ def await_replicas(
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
             if row["unplaced"]:
                 raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
-            where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
+            http = f" and {row['http']}/v1" if row["http"] else ""
+            where = f" at {row['endpoint']}{http} (pid {row['pid']})" if row["endpoint"] else ""
             line = f"{row['name']}: {row['phase']}{where}" + (
                 f", {row['reason']}" if row["reason"] else ""
             )
