@@ -1,5 +1,5 @@
-"""`dspark health [HOST:PORT]`: a gRPC health check; exit code 0 if the process serves, 1 if not.
-For containers' probes, and to wait for a cell."""
+"""`dspark health [HOST:PORT]`: a gRPC health check; exit code 0 if the process lives, 1 if not. For
+containers' probes, and to wait for a cell."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ POLL_S = 0.1
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
-        help="ask one process whether it serves, or wait until it does",
-        description="Exit code 0: it serves; 1: it does not. Whether the process lives; with "
-        "--wait, whether it is ready.",
+        help="ask one process whether it lives, or wait until it serves",
+        description="Exit code 0: the process lives, 1: it does not. With --wait, 0: it serves, as "
+        "all it needs is there, 1: it does not; --wait 0 asks once.",
     )
     parser.add_argument(
         "endpoint",
@@ -80,5 +80,6 @@ def _health(args: argparse.Namespace) -> int:
     from dspark.runtime.channel import CALL_S
 
     _, state = _asked(args, "", CALL_S)
-    print(state)
-    return 0 if state == "serving" else 1
+    lives = state == "serving"
+    print("alive" if lives else state)
+    return 0 if lives else 1
