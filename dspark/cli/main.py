@@ -39,7 +39,7 @@ from dspark.cli import (
 )
 from dspark.cli.extras import how_to_install
 from dspark.cli.options import Parser, discard_stdout, written_out
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, WrongCommand
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
 Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder,
@@ -144,7 +144,7 @@ def _run(words: list[str]) -> int:
         if args.debug:
             raise
         print(f"dspark: {written_out(_sentence(error))}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongCommand) else 1
 
 
 def _sentence(error: Exception) -> str:
