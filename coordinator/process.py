@@ -152,16 +152,28 @@ def _static(config: CoordinatorConfig) -> list[Address]:
     ]
 
 
-def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
-    """Opens the journal, None without a folder. Reads the records of earlier coordinators now."""
+def try_journal(config: CoordinatorConfig) -> None:
+    """Raises ConfigError for a folder of the journal that a coordinator on this machine could not
+    write, or that another one writes."""
+    if (file := _journal_file(config)) is not None:
+        file.close()
+
+
+def _journal_file(config: CoordinatorConfig) -> JournalFile | None:
     if config.journal is None:
         return None
-    file = JournalFile(
+    return JournalFile(
         Path(config.journal),
         sync=config.journal_sync,
         sync_s=config.journal_sync_s,
         segment_bytes=config.journal_segment_mb << 20,
     )
+
+
+def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
+    """Opens the journal, None without a folder. Reads the records of earlier coordinators now."""
+    if (file := _journal_file(config)) is None:
+        return None
     try:
         return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
     except OSError as error:

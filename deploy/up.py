@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import http_missing
+from coordinator.config import CoordinatorConfig, http_missing
+from coordinator.process import try_journal
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
@@ -96,6 +97,7 @@ def bring_up(
         for role, template in topology.templates.items():
             if most[role]:
                 Security.of(config_class(role)(**template.settings))  # reads those that are named
+        try_journal(CoordinatorConfig(**topology.coordinator.settings))
         _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
