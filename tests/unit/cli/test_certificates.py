@@ -6,6 +6,7 @@ import pytest
 from cryptography import x509
 
 from dspark.cli.certificates import issue
+from dspark.cli.main import main
 from dspark.errors import ConfigError
 
 
@@ -26,6 +27,15 @@ def test_a_renewal_keeps_hosts_and_tenants_and_takes_more(tmp_path: Path) -> Non
     assert (tmp_path / "client-acme.crt").read_bytes() != before
     tenants = {path.name for path in tmp_path.glob("client-*.key")}
     assert tenants == {"client-acme.key", "client-globex.key"}
+
+
+def test_a_file_of_the_authority_that_is_gone_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issue(tmp_path, hosts=[], tenants=[], days=1)
+    (tmp_path / "ca.crt").unlink()
+    assert main(["certificates", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"dspark: {tmp_path}/ca.crt: No such file or directory\n"
 
 
 @pytest.mark.parametrize("host", ["", "https://a.b:7000", "not a host!", "a.b:7000", "bücher.de"])
