@@ -37,12 +37,13 @@ from dspark.targets import check_model
 
 log = structlog.get_logger("dspark.deploy")
 
-FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
+TLS = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
+FILES = ("synthetic", *TLS[:3])
 CLIENT_TOKENS = "client_token_file"
 # Settings of the cell that every process gets, where it has a setting of that name.
 HANDED_ON = (
     *("target", "drafter", "engine", "device", "policy", "rule", "cell", "insecure"),
-    *(*FILES, "tls_server_name", "tls_require_client_cert"),
+    *("synthetic", *TLS, "tls_require_client_cert"),
 )
 
 
@@ -101,6 +102,12 @@ def plan_topology(
         for role in ProcessRole
     }
     for role, made in settings.items():
+        for key in TLS:
+            if most[role] and made[key] != getattr(config, key):
+                raise ConfigError(
+                    f"{role}.{key}: {made[key]}, but all processes of a cell have the same; name "
+                    f"it as cluster.{key}"
+                )
         _tell_unused(role, made, load_settings(role, file=file, environ=environ, flags={}))
     _admit_clients(settings, for_clients)
     for role in ProcessRole:

@@ -68,6 +68,19 @@ def test_every_process_gets_what_its_room_understands() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "key", ["coordinator.tls_cert", "frontend.tls_ca", "verify.tls_server_name"]
+)
+def test_certificates_of_one_process_alone_are_refused(key: str, tmp_path: Path) -> None:
+    """The others would not speak TLS, or believe another authority."""
+    section, _, name = key.partition(".")
+    (tmp_path / "cell.yaml").write_text(f"{section}: {{{name}: its.own}}")
+    with pytest.raises(ConfigError, match=rf"^{key}: its\.own, but all .* as cluster\.{name}$"):
+        _plan(ClusterConfig(target="t", drafter="d", frontends=1), tmp_path / "cell.yaml")
+    if section == "frontend":  # of which there is none
+        _plan(ClusterConfig(target="t", drafter="d"), tmp_path / "cell.yaml")
+
+
 @pytest.mark.parametrize("section", ["coordinator", "frontend"])
 def test_tokens_that_the_operator_names_are_those_of_every_door(
     section: str, tmp_path: Path
