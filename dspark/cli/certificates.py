@@ -179,10 +179,11 @@ def _load(folder: Path) -> _Pair | None:
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     except (ValueError, TypeError) as error:  # an OSError names its file
         raise ConfigError(f"{folder}: ca.key and ca.crt cannot be read ({error})") from error
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or certificate.public_key() != key.public_key()
-    ):
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"{folder}: ca.key is of another kind than those made here, of an elliptic curve"
+        )
+    if certificate.public_key() != key.public_key():
         raise ConfigError(f"{folder}: ca.key is not the key of ca.crt")
     return _Pair(certificate, key)
 
