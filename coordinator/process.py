@@ -28,7 +28,7 @@ from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
-from dspark.runtime.security import split_endpoint
+from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell
@@ -146,7 +146,7 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
 def _static(config: CoordinatorConfig) -> list[Address]:
     given = ((WorkerRole.VERIFY, config.verify), (WorkerRole.DRAFT, config.draft))
     return [
-        Address(role, endpoint, 0, f"{role.value}/{index}")
+        Address(role, join_endpoint(*split_endpoint(endpoint)), 0, f"{role.value}/{index}")
         for role, endpoints in given
         for index, endpoint in enumerate(endpoints)
     ]

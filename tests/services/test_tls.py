@@ -7,6 +7,7 @@ import ssl
 import types
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -36,6 +37,10 @@ from tests.services.cell import Cell
 from tests.waiting import until
 
 DAY = datetime.timedelta(days=1)
+ADDRESSES = Path("/proc/net/if_inet6")
+IPV6 = pytest.mark.skipif(
+    not (ADDRESSES.exists() and " lo" in ADDRESSES.read_text()), reason="no ::1 on this machine"
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,7 @@ async def test_a_name_that_is_not_in_the_certificate_is_refused(
     )
 
 
+@IPV6
 @pytest.mark.parametrize("host", ["::1", "[0:0:0:0:0:0:0:1]"])
 async def test_an_address_of_ipv6_is_that_of_the_certificate_however_it_is_written(
     host: str, ours: Authority
@@ -100,6 +106,22 @@ async def test_an_address_of_ipv6_is_that_of_the_certificate_however_it_is_writt
     assert asked == server.endpoint(port) == f"[::1]:{port}"
     assert await _health(asked, ours.tls()) is None
     await server.drain(0)
+
+
+@IPV6
+async def test_processes_find_each_other_however_their_addresses_are_written(
+    ours: Authority,
+) -> None:
+    def long(process: Any) -> str:
+        return str(process.endpoint).replace("::1", "0:0:0:0:0:0:0:1")
+
+    shared = {**ours.settings(), "bind": "::1:0"}
+    async with Cell(pair=FLAT, shared=shared) as cell:
+        verifier, drafter = await cell.verifier(), await cell.drafter()
+        coordinator = await cell.coordinator(verify=(long(verifier),), draft=(long(drafter),))
+        front = await cell.frontend(coordinator=long(coordinator))
+        assert await _answered(front.endpoint, ours.tls("client-acme")) == 8
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
 
 
 async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:
