@@ -18,7 +18,7 @@ def add_commands(commands: Any) -> None:
         "health",
         help="ask one process whether it lives, or wait until it serves",
         description="Exit code 0: the process lives, 1: it does not. With --wait, 0: it serves, as "
-        "all it needs is there, 1: it does not; --wait 0 asks once.",
+        "all it needs is there, 1: it does not in that time.",
     )
     parser.add_argument(
         "endpoint",
