@@ -11,6 +11,7 @@ from dspark.cli.options import add_tls, wait_s
 from dspark.errors import Unavailable
 
 POLL_S = 0.1
+ASK_S = 1.0  # least time for an answer: `--wait 0` asks once
 
 
 def add_commands(commands: Any) -> None:
@@ -40,7 +41,7 @@ def wait_for(args: argparse.Namespace) -> None:
     while True:
         left = deadline - time.monotonic()
         try:
-            endpoint, state = _asked(args, READY, min(CALL_S, max(left, POLL_S)))
+            endpoint, state = _asked(args, READY, min(CALL_S, max(left, ASK_S)))
             if state == "serving":
                 return
             why = f"{endpoint} is {state}"
