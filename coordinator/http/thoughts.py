@@ -177,11 +177,13 @@ class HarmonyReader:
         if not any(rest.startswith(head) or head.startswith(rest) for head in _HEADS):
             self._kind = "text"
             return True
-        at = self._held.find(_MESSAGE)
+        at = self._held.find(_MESSAGE, 0, _LONGEST)
         if at < 0:
             if len(self._held) < _LONGEST:
                 return False
-            self._kind = "text"
+            # it is text, and so is the mark that it may begin with
+            parts.append(Part(text=self._held[:1]))
+            self._held, self._kind = self._held[1:], "text"
             return True
         head, self._held = self._held[:at], self._held[at + len(_MESSAGE) :]
         called = _CALLED.search(head)

@@ -80,6 +80,7 @@ NO_CALLS = [
     (LLAMA, '{"name": 3}'),
     (LLAMA, '{"name": "\\ud800", "parameters": {}}'),
 ]
+NO_HEAD = "<|start|>" + "x" * 300
 COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
 
 
@@ -101,6 +102,7 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
         (GPT, COMMENTARY + ARGUMENTS, "", [("f", ARGUMENTS)]),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
         (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
+        (GPT, f"{NO_HEAD}<|end|>{CHANNELS}final<|message|>.", f"{NO_HEAD}.", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
