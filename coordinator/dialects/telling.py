@@ -19,12 +19,11 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
 from coordinator.http.body import validated
-from coordinator.http.calls import Part, joined
+from coordinator.http.calls import Part, Reader, joined
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields
 from coordinator.http.stream import event, written
-from coordinator.http.thoughts import Reader
 from dspark.errors import naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")

@@ -16,7 +16,7 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import sampling
 from coordinator.http.body import described_by, read_body
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import CallReader, Part, Reader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reply import Object, added, answered
 from coordinator.http.schema import ChatBody, form_of
@@ -26,8 +26,6 @@ from coordinator.http.thoughts import (
     BEGINS,
     END,
     HarmonyReader,
-    PlainReader,
-    Reader,
     ThoughtReader,
     with_budget,
 )
@@ -114,7 +112,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
 def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
     if template.has_channels:
         return HarmonyReader()
-    rest: Reader = CallReader(calling.format) if calling is not None else PlainReader()
+    rest: Reader = CallReader(calling.format) if calling is not None else Reader()
     return ThoughtReader(rest, inside=inside) if template.marks_thoughts else rest
 
 

@@ -4,6 +4,7 @@ written."""
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http.calls import CallReader, JsonValue, Part, joined
+from coordinator.http.calls import CallReader, Part, Reader, joined
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, with_budget
+from coordinator.http.thoughts import HarmonyReader, ThoughtReader, with_budget
 from coordinator.http.tools import FORMATS, _check, _form, format_of, part_of
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -194,7 +195,7 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
         ("<thin", False, "", "<thin"),
     ):
         for pieces in cuts(written):
-            reader = ThoughtReader(PlainReader(), inside=inside)
+            reader = ThoughtReader(Reader(), inside=inside)
             parts = [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]
             assert Part() not in parts
             told = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
@@ -279,26 +280,34 @@ def test_a_budget_ends_thoughts_and_a_form_follows(special: dict[str, int]) -> N
         assert accepts(bounded, f"<think>\n{thought}</think>no", marks) is fits
 
 
-def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = [0]
-    take = JsonValue.take
+def lines_run(written: str) -> int:
+    """Lines of the reader that are run for an answer of single characters."""
+    count, file = 0, sys.modules[CallReader.__module__].__file__
 
-    def counted(value: JsonValue, text: str, at: int) -> int:
-        end = take(value, text, at)
-        looked[0] += end - at
-        return end
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename == file
+        return trace
 
-    monkeypatch.setattr(JsonValue, "take", counted)
-    arguments = json.dumps({"a": "x{" * 5_000})
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        read(HERMES, list(written))
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_every_character_is_looked_at_once() -> None:
     for written in (
-        '<tool_call>{"name": "f", "arguments": ' + arguments + "}",
-        '<tool_call>{"arguments": ' + arguments + ', "name": "f"}',
-        '<tool_call>{"other": ' + arguments,
+        '<tool_call>{"name": "f", "arguments": {"a": "LONG"}}',
+        '<tool_call>{"arguments": {"a": "LONG"}, "name": "f"}',
+        '<tool_call>{"other": "LONG"',
+        '<tool_call>{"LONG": 1, "name": "f"',
     ):
-        looked[0] = 0
-        text, calls = read(HERMES, list(written))
-        assert calls == [("f", arguments)] or text == written
-        assert len(arguments) <= looked[0] <= len(written)
+        once, twice = (lines_run(written.replace("LONG", "x{" * size)) for size in (2000, 4000))
+        assert once > 2000
+        assert twice < 2.1 * once
 
 
 def test_arguments_are_told_as_they_are_written() -> None:
@@ -325,13 +334,13 @@ CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
 @pytest.mark.parametrize(
     ("reader", "tokens", "thought"),
     [
-        (ThoughtReader(PlainReader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
+        (ThoughtReader(Reader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
         (
-            ThoughtReader(PlainReader(), inside=False),
+            ThoughtReader(Reader(), inside=False),
             ["<think>", "\n", "b", "</", "think", ">", "c"],
             4,
         ),
-        (ThoughtReader(PlainReader(), inside=False), ["c", "d"], 0),
+        (ThoughtReader(Reader(), inside=False), ["c", "d"], 0),
         (ThoughtReader(CallReader(HERMES), inside=True), ["a"], 1),
         (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),
     ],
