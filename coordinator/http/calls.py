@@ -39,22 +39,6 @@ class Part(NamedTuple):
     arguments: str = ""
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same increments, with neighbours of one kind merged."""
-    made: list[Part] = []
-    for part in parts:
-        last = made[-1] if made and not part.name else None
-        if last and (part.call, bool(part.reasoning)) == (last.call, bool(last.reasoning)):
-            made[-1] = last._replace(
-                text=last.text + part.text,
-                reasoning=last.reasoning + part.reasoning,
-                arguments=last.arguments + part.arguments,
-            )
-        else:
-            made.append(part)
-    return made
-
-
 def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, str]:
     """(text before the first of `marks`, the mark, text after it). Without one: (text that is
     certain, "", the tail that may begin one, with the characters of `blank` before it)."""
@@ -84,26 +68,42 @@ class Reader:
         self._held, self._parts = "", list[Part]()
         self._reading = self._read()
 
-    def push(self, text: str) -> list[Part]:
-        """Takes a token's text; returns the parts that are certain by now."""
+    def read(self, texts: Iterable[str], *, over: bool) -> list[Part]:
+        """Takes the texts of tokens; returns the parts that are certain by now, neighbours of one
+        kind merged. over: the answer ends with them."""
+        for text in texts:
+            self._push(text)
+        if over:
+            self._close()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _push(self, text: str) -> None:
         self._held += text
         next(self._reading)
-        return self._told()
 
-    def close(self) -> list[Part]:
-        """Returns the parts left at the end of the answer."""
-        return self._told()
+    def _close(self) -> None:
+        """Tells what is held at the end of the answer."""
 
     def _read(self) -> Steps[None]:
         while True:
-            if self._held:
-                self._parts.append(Part(text=self._held))
+            self._add(Part(text=self._held))
             self._held = ""
             yield
 
-    def _told(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
+    def _add(self, part: Part) -> None:
+        """Tells a part, unless it is empty; merged with the last one if that is of its kind."""
+        if not (part.text or part.reasoning or part.name or part.arguments):
+            return
+        last = self._parts[-1] if self._parts and not part.name else None
+        if last and (part.call, bool(part.reasoning)) == (last.call, bool(last.reasoning)):
+            self._parts[-1] = last._replace(
+                text=last.text + part.text,
+                reasoning=last.reasoning + part.reasoning,
+                arguments=last.arguments + part.arguments,
+            )
+        else:
+            self._parts.append(part)
 
 
 class _NoCall(ValueError):
@@ -122,11 +122,10 @@ class CallReader(Reader):
         self._open = False  # the start of the call that is being read was emitted
         self._written = StringIO()  # text of that call, until then
 
-    def close(self) -> list[Part]:
+    def _close(self) -> None:
         rest = self._written.getvalue() + self._held
         if rest.strip() or not self._calls:
             self._say(rest)
-        return self._told()
 
     def _read(self) -> Steps[None]:
         # In a format without marks either the whole answer is a call, or it holds none.
@@ -155,7 +154,7 @@ class CallReader(Reader):
         text = text if self._said or self._calls else text.lstrip("\n")
         if text and (self._said or not self._calls or text.strip()):
             self._said = True
-            self._parts.append(Part(text=text))
+            self._add(Part(text=text))
 
     def _call(self, first: bool) -> Steps[bool]:
         """Reads a call, or emits its text if it is none; returns whether it is one. first: it is
@@ -300,12 +299,11 @@ class CallReader(Reader):
         """Emits the start of a call."""
         self._open, self.called, self._said = True, False, False
         self._written = StringIO()
-        self._parts.append(Part(call=self._calls, name=name, id=new_call_id(self._form)))
+        self._add(Part(call=self._calls, name=name, id=new_call_id(self._form)))
         self._calls += 1
 
     def _tell(self, arguments: str) -> None:
-        if arguments:
-            self._parts.append(Part(call=self._calls - 1, arguments=arguments))
+        self._add(Part(call=self._calls - 1, arguments=arguments))
 
 
 def _text(written: str) -> str:

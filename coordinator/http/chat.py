@@ -134,10 +134,8 @@ class ChatShape:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        reader = self._readers[shown.index]
-        parts = [part for text in shown.texts for part in reader.push(text)]
-        delta = _delta(parts + reader.close() if shown.end else parts)
-        return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
+        parts = self._readers[shown.index].read(shown.texts, over=shown.end is not None)
+        return {"delta": _delta(parts), "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:
         called = end.reason is Reason.STOP and self._readers[index].called

@@ -32,19 +32,21 @@ class ThoughtReader(Reader):
         self._rest, self._inside = rest, inside
         self._said = False  # the current kind has had more than line breaks
 
-    def push(self, text: str) -> list[Part]:
+    def _push(self, text: str) -> None:
         was_inside = self._inside
-        parts = super().push(text)
-        self.called = self._rest.called
+        super()._push(text)
         self.thought += was_inside and self._inside
-        return parts
 
-    def close(self) -> list[Part]:
+    def _close(self) -> None:
         if self._inside:
             self._think(self._held.rstrip("\n"))
-        elif self._held:  # white space, or the beginning of a mark
-            self._parts += self._rest.push(self._held)
-        return self._told() + self._rest.close()
+            self._held = ""
+        self._pass_on(self._held, over=True)  # white space, or the beginning of a mark
+
+    def _pass_on(self, text: str, *, over: bool = False) -> None:
+        for part in self._rest.read([text], over=over):
+            self._add(part)
+        self.called = self._rest.called
 
     def _read(self) -> Steps[None]:
         if not self._inside:
@@ -60,9 +62,8 @@ class ThoughtReader(Reader):
         while True:
             # without the line breaks between reasoning and answer
             text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
-            if text:
-                self._said = True
-                self._parts += self._rest.push(text)
+            self._said |= bool(text)
+            self._pass_on(text)
             yield
 
     def _begins(self) -> Steps[bool]:
@@ -76,9 +77,8 @@ class ThoughtReader(Reader):
 
     def _think(self, text: str) -> None:
         text = text if self._said else text.lstrip("\n")
-        if text:
-            self._said = True
-            self._parts.append(Part(reasoning=text))
+        self._said |= bool(text)
+        self._add(Part(reasoning=text))
 
 
 def with_budget(
@@ -121,19 +121,17 @@ class HarmonyReader(Reader):
         super().__init__()
         self._kind, self._calls = "", 0  # of the message that is being read; "" within a head
 
-    def push(self, text: str) -> list[Part]:
+    def _push(self, text: str) -> None:
         before = self._kind
-        parts = super().push(text)
+        super()._push(text)
         self.thought += before == self._kind == "thought"
-        return parts
 
-    def close(self) -> list[Part]:
+    def _close(self) -> None:
         rest = self._held.strip()
         if self._kind:
             self._tell(self._held)
         elif rest and BEGINS not in rest and not rest.startswith(_START):
-            self._parts.append(Part(text=self._held))
-        return self._told()
+            self._add(Part(text=self._held))
 
     def _read(self) -> Steps[None]:
         while True:
@@ -156,7 +154,7 @@ class HarmonyReader(Reader):
                 break
             if len(self._held) >= _LONGEST:
                 # text, and so is the mark that it begins with
-                self._parts.append(Part(text=self._held[:1]))
+                self._add(Part(text=self._held[:1]))
                 self._held = self._held[1:]
                 return "text"
             yield
@@ -164,13 +162,11 @@ class HarmonyReader(Reader):
         if (called := _CALLED.search(head)) is None:
             return "thought" if f"{BEGINS}analysis" in head else "text"
         self.called, self._calls = True, self._calls + 1
-        self._parts.append(Part(call=self._calls - 1, name=called[1], id=new_call_id()))
+        self._add(Part(call=self._calls - 1, name=called[1], id=new_call_id()))
         return "call"
 
     def _tell(self, text: str) -> None:
-        if not text:
-            return
         if self._kind == "call":
-            self._parts.append(Part(call=self._calls - 1, arguments=text))
+            self._add(Part(call=self._calls - 1, arguments=text))
         else:
-            self._parts.append(Part(reasoning=text) if self._kind == "thought" else Part(text=text))
+            self._add(Part(reasoning=text) if self._kind == "thought" else Part(text=text))

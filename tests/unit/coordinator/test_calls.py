@@ -12,7 +12,7 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http.calls import CallReader, Part, Reader, joined
+from coordinator.http.calls import CallReader, Part, Reader
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
 from coordinator.http.thoughts import HarmonyReader, ThoughtReader, with_budget
@@ -23,10 +23,16 @@ TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
 
 
+def told(reader: Reader, pieces: list[str]) -> list[Part]:
+    """The parts of an answer whose tokens come one at a time, and of its end."""
+    each = [reader.read([piece], over=False) for piece in pieces]
+    return [part for parts in [*each, reader.read([], over=True)] for part in parts]
+
+
 def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     reader = HarmonyReader() if form is GPT else CallReader(form)
     text, calls = "", list[list[str]]()
-    for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]:
+    for part in told(reader, pieces):
         assert part != Part()
         text += part.text
         if part.name:
@@ -196,10 +202,10 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
     ):
         for pieces in cuts(written):
             reader = ThoughtReader(Reader(), inside=inside)
-            parts = [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]
+            parts = told(reader, pieces)
             assert Part() not in parts
-            told = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
-            assert told == (thought, said), pieces
+            kinds = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
+            assert kinds == (thought, said), pieces
 
 
 WORDS = [*map(bytes, zip(range(256), strict=True)), b"\xff\xff256", b"\xff\xff257", b""]
@@ -312,8 +318,8 @@ def test_every_character_is_looked_at_once() -> None:
 
 def test_arguments_are_told_as_they_are_written() -> None:
     reader = CallReader(HERMES)
-    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
-    assert reader.push('"Kö') == [Part(call=0, arguments='"Kö')]
+    reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
+    assert reader.read(['"Kö'], over=False) == [Part(call=0, arguments='"Kö')]
 
 
 @pytest.mark.parametrize(
@@ -346,17 +352,17 @@ CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
     ],
 )
 def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought: int) -> None:
-    for token in tokens:
-        reader.push(token)
+    reader.read(tokens, over=False)
     assert reader.thought == thought
 
 
 def test_parts_that_come_together_are_joined() -> None:
-    apart = [Part(reasoning="a"), Part(reasoning="b"), Part("c"), Part("d")]
-    apart += [Part(call=0, name="f", id="x"), Part(call=0, arguments="{")]
-    apart += [Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
-    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
-    assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]
+    written = ["a", "b", "</think>", "c", "d", '<tool_call>{"name": "f", "arguments": ', "{", "}}"]
+    calls = "</tool_call>", '<tool_call>{"name": "g", "arguments": {}}', "</tool_call>", "e"
+    reader = ThoughtReader(CallReader(HERMES), inside=True)
+    parts = [part._replace(id="") for part in reader.read([*written, *calls], over=True)]
+    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", arguments="{}")]
+    assert parts == [*together, Part(call=1, name="g", arguments="{}"), Part("e")]
 
 
 def test_the_setting_names_every_format() -> None:

@@ -65,7 +65,7 @@ def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
 
 def test_a_call_that_the_target_left_open_is_none_to_run() -> None:
     reader = CallReader(FORMATS["hermes"])
-    parts = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    parts = reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
     assert not reader.called
     response, message = writers()
     for writer in (response, message):
