@@ -19,8 +19,8 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
 from coordinator.http.body import validated
-from coordinator.http.calls import Part, Reader
 from coordinator.http.chat import AskedChat, read_chat
+from coordinator.http.reader import Part, Reader
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields
 from coordinator.http.stream import event, written

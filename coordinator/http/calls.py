@@ -10,100 +10,17 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from io import StringIO
-from typing import NamedTuple, TypeAlias, TypeVar
 
+from coordinator.http.reader import BLANK, Part, Reader, Steps, parted
 from coordinator.http.tools import NAME, Format
-from coordinator.reception.output_processor import overlap
 
 MOST = 1 << 20  # characters of a call that are held back before it is emitted
 _HEAD = 256  # characters of a call's name and the text around it
-_BLANK = 64  # characters of white space that are held back where a call may follow
 _SPACE = " \t\r\n"  # of JSON
 _AFTER = f",}}]{_SPACE}"  # characters behind a value of JSON
-
-T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]  # yields where it needs more text
-
-
-class Part(NamedTuple):
-    """An increment of an answer: text, reasoning, the start of a call, or more of its arguments."""
-
-    text: str = ""
-    reasoning: str = ""
-    call: int | None = None  # index of the call in the answer
-    name: str = ""  # set in a call's first part, as `id`
-    id: str = ""
-    arguments: str = ""
-
-
-def parted(held: str, marks: Iterable[str], blank: str = "") -> tuple[str, str, str]:
-    """(text before the first of `marks`, the mark, text after it). Without one: (text that is
-    certain, "", the tail that may begin one, with the characters of `blank` before it)."""
-    at, mark = min(
-        ((place, mark) for mark in marks if (place := held.find(mark)) >= 0), default=(-1, "")
-    )
-    if mark:
-        return held[:at], mark, held[at + len(mark) :]
-    keep = max((overlap(held, mark) for mark in marks), default=0)
-    while keep < min(len(held), _BLANK) and held[-keep - 1] in blank:
-        keep += 1
-    return held[: len(held) - keep], "", held[len(held) - keep :]
-
-
-class Reader:
-    """Splits the streamed text of one answer into parts. This one passes it on as it is; others
-    have a `_read` of their own: it tells parts of the text that is held, and yields where it needs
-    more.
-
-    called: there are tool calls so far, the last of them complete. thought: reasoning tokens so
-    far, without those that begin and end it.
-    """
-
-    called, thought = False, 0
-
-    def __init__(self) -> None:
-        self._held, self._parts = "", list[Part]()
-        self._reading = self._read()
-
-    def read(self, texts: Iterable[str], *, over: bool) -> list[Part]:
-        """Takes the texts of tokens; returns the parts that are certain by now, neighbours of one
-        kind merged. over: the answer ends with them."""
-        for text in texts:
-            self._push(text)
-        if over:
-            self._close()
-        parts, self._parts = self._parts, []
-        return parts
-
-    def _push(self, text: str) -> None:
-        self._held += text
-        next(self._reading)
-
-    def _close(self) -> None:
-        """Tells what is held at the end of the answer."""
-
-    def _read(self) -> Steps[None]:
-        while True:
-            self._add(Part(text=self._held))
-            self._held = ""
-            yield
-
-    def _add(self, part: Part) -> None:
-        """Tells a part, unless it is empty; merged with the last one if that is of its kind."""
-        if not (part.text or part.reasoning or part.name or part.arguments):
-            return
-        last = self._parts[-1] if self._parts and not part.name else None
-        if last and (part.call, bool(part.reasoning)) == (last.call, bool(last.reasoning)):
-            self._parts[-1] = last._replace(
-                text=last.text + part.text,
-                reasoning=last.reasoning + part.reasoning,
-                arguments=last.arguments + part.arguments,
-            )
-        else:
-            self._parts.append(part)
 
 
 class _NoCall(ValueError):
@@ -111,10 +28,10 @@ class _NoCall(ValueError):
 
 
 class CallReader(Reader):
-    """Reader of text and tool calls."""
+    """Reader of reasoning, then of text and tool calls."""
 
-    def __init__(self, form: Format) -> None:
-        super().__init__()
+    def __init__(self, form: Format, *, inside: bool | None = None) -> None:
+        super().__init__(inside=inside)
         self._form = form
         self._marks = (form.trigger, *form.around) if form.marked else ()
         self._said = False  # text was emitted since the last call
@@ -124,10 +41,12 @@ class CallReader(Reader):
 
     def _close(self) -> None:
         rest = self._written.getvalue() + self._held
-        if rest.strip() or not self._calls:
+        if self._inside:
+            super()._close()
+        elif rest.strip() or not self._calls:
             self._say(rest)
 
-    def _read(self) -> Steps[None]:
+    def _answer(self) -> Steps[None]:
         # In a format without marks either the whole answer is a call, or it holds none.
         begun, first = not self._marks, True
         while True:
@@ -143,7 +62,7 @@ class CallReader(Reader):
         while mark != self._form.trigger:
             text, mark, rest = parted(self._held, self._marks, blank)
             if blank and not mark and self._calls and not self._said and not text.strip():
-                self._held = self._held[-_BLANK:]  # white space before a call is not answer text
+                self._held = self._held[-BLANK:]  # white space before a call is not answer text
             else:
                 self._held = rest
                 self._say(text.rstrip("\n") if mark else text)
@@ -182,7 +101,7 @@ class CallReader(Reader):
             if form.close and rest.startswith(form.close):
                 self._held = rest[len(form.close) :]
                 return False
-            if not form.close.startswith(rest) or len(held) >= len(form.close) + _BLANK:
+            if not form.close.startswith(rest) or len(held) >= len(form.close) + BLANK:
                 self._held = held
                 return False
             yield  # the closing mark may still be incomplete

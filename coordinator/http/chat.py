@@ -16,19 +16,13 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import sampling
 from coordinator.http.body import described_by, read_body
-from coordinator.http.calls import CallReader, Part, Reader
+from coordinator.http.calls import CallReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from coordinator.http.reader import BEGIN, END, Part, Reader
 from coordinator.http.reply import Object, added, answered
 from coordinator.http.schema import ChatBody, form_of
 from coordinator.http.template import ChatTemplate, read_messages
-from coordinator.http.thoughts import (
-    BEGIN,
-    BEGINS,
-    END,
-    HarmonyReader,
-    ThoughtReader,
-    with_budget,
-)
+from coordinator.http.thoughts import BEGINS, HarmonyReader, with_budget
 from coordinator.http.tools import Calling, read_calling
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
@@ -112,8 +106,8 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
 def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
     if template.has_channels:
         return HarmonyReader()
-    rest: Reader = CallReader(calling.format) if calling is not None else Reader()
-    return ThoughtReader(rest, inside=inside) if template.marks_thoughts else rest
+    begun = inside if template.marks_thoughts else None
+    return CallReader(calling.format, inside=begun) if calling else Reader(inside=begun)
 
 
 class ChatShape:

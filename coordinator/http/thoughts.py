@@ -1,7 +1,6 @@
-"""A target's reasoning before its answer: separated from the answer, and limited by a budget.
+"""A target's reasoning before its answer: limited by a budget, or in a channel of its own.
 
-Templates that know `<think>` mark reasoning by it and `</think>`; the prompt may have begun it. A
-budget is a form: at most so many tokens, none of which ends the reasoning, then the token that
+A budget is a form: at most so many tokens, none of which ends the reasoning, then the token that
 does, then the answer in its own form.
 
 gpt-oss answers in channels, for reasoning, calls and text. A message is a head up to
@@ -14,71 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from coordinator.http.calls import Part, Reader, Steps, new_call_id, parted
+from coordinator.http.calls import new_call_id
+from coordinator.http.reader import BEGIN, END, Part, Reader, Steps, parted
 from coordinator.http.schema import Form
 from coordinator.http.tools import Shape, part_of, spelled
 from dspark.errors import InvalidRequest, Unsupported
 
-BEGIN, END = "<think>", "</think>"
 MOST = 32_768  # largest budget in tokens
-_BLANK = 64  # characters of white space before reasoning
-
-
-class ThoughtReader(Reader):
-    """Reader of reasoning, then of the answer by `rest`. inside: the prompt began the reasoning."""
-
-    def __init__(self, rest: Reader, *, inside: bool) -> None:
-        super().__init__()
-        self._rest, self._inside = rest, inside
-        self._said = False  # the current kind has had more than line breaks
-
-    def _push(self, text: str) -> None:
-        was_inside = self._inside
-        super()._push(text)
-        self.thought += was_inside and self._inside
-
-    def _close(self) -> None:
-        if self._inside:
-            self._think(self._held.rstrip("\n"))
-            self._held = ""
-        self._pass_on(self._held, over=True)  # white space, or the beginning of a mark
-
-    def _pass_on(self, text: str, *, over: bool = False) -> None:
-        for part in self._rest.read([text], over=over):
-            self._add(part)
-        self.called = self._rest.called
-
-    def _read(self) -> Steps[None]:
-        if not self._inside:
-            self._inside = yield from self._begins()
-            self._said = not self._inside
-        while self._inside:
-            text, mark, self._held = parted(self._held, (END,), "\n")
-            self._think(text.rstrip("\n") if mark else text)
-            if mark:
-                self._inside = self._said = False
-            else:
-                yield
-        while True:
-            # without the line breaks between reasoning and answer
-            text, self._held = self._held if self._said else self._held.lstrip("\n"), ""
-            self._said |= bool(text)
-            self._pass_on(text)
-            yield
-
-    def _begins(self) -> Steps[bool]:
-        """Drops the mark that begins reasoning; returns whether there is one."""
-        while not (rest := self._held.lstrip()).startswith(BEGIN):
-            if not BEGIN.startswith(rest) or len(self._held) >= _BLANK:
-                return False
-            yield
-        self._held = rest[len(BEGIN) :]
-        return True
-
-    def _think(self, text: str) -> None:
-        text = text if self._said else text.lstrip("\n")
-        self._said |= bool(text)
-        self._add(Part(reasoning=text))
 
 
 def with_budget(
@@ -121,11 +62,6 @@ class HarmonyReader(Reader):
         super().__init__()
         self._kind, self._calls = "", 0  # of the message that is being read; "" within a head
 
-    def _push(self, text: str) -> None:
-        before = self._kind
-        super()._push(text)
-        self.thought += before == self._kind == "thought"
-
     def _close(self) -> None:
         rest = self._held.strip()
         if self._kind:
@@ -136,13 +72,14 @@ class HarmonyReader(Reader):
     def _read(self) -> Steps[None]:
         while True:
             self._kind, mark = (yield from self._head()), ""
+            self._inside = self._kind == "thought"
             while not mark:
                 text, mark, rest = parted(self._held, _ENDS)
                 self._tell(text)
                 self._held = mark + rest if mark == _START else rest
                 if not mark:
                     yield
-            self._kind = ""
+            self._kind, self._inside = "", False
 
     def _head(self) -> Steps[str]:
         """Reads the head of a message, if it has one; returns the kind of the message."""

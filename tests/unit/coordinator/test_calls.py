@@ -12,10 +12,11 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http.calls import CallReader, Part, Reader
+from coordinator.http.calls import CallReader
+from coordinator.http.reader import Part, Reader
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import HarmonyReader, ThoughtReader, with_budget
+from coordinator.http.thoughts import HarmonyReader, with_budget
 from coordinator.http.tools import FORMATS, _check, _form, format_of, part_of
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -201,7 +202,7 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
         ("<thin", False, "", "<thin"),
     ):
         for pieces in cuts(written):
-            reader = ThoughtReader(Reader(), inside=inside)
+            reader = Reader(inside=inside)
             parts = told(reader, pieces)
             assert Part() not in parts
             kinds = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
@@ -340,14 +341,14 @@ CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
 @pytest.mark.parametrize(
     ("reader", "tokens", "thought"),
     [
-        (ThoughtReader(Reader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
+        (Reader(inside=True), ["a", "", "b", "</think>", "c"], 3),
         (
-            ThoughtReader(Reader(), inside=False),
+            Reader(inside=False),
             ["<think>", "\n", "b", "</", "think", ">", "c"],
             4,
         ),
-        (ThoughtReader(Reader(), inside=False), ["c", "d"], 0),
-        (ThoughtReader(CallReader(HERMES), inside=True), ["a"], 1),
+        (Reader(inside=False), ["c", "d"], 0),
+        (CallReader(HERMES, inside=True), ["a"], 1),
         (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),
     ],
 )
@@ -359,7 +360,7 @@ def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought:
 def test_parts_that_come_together_are_joined() -> None:
     written = ["a", "b", "</think>", "c", "d", '<tool_call>{"name": "f", "arguments": ', "{", "}}"]
     calls = "</tool_call>", '<tool_call>{"name": "g", "arguments": {}}', "</tool_call>", "e"
-    reader = ThoughtReader(CallReader(HERMES), inside=True)
+    reader = CallReader(HERMES, inside=True)
     parts = [part._replace(id="") for part in reader.read([*written, *calls], over=True)]
     together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", arguments="{}")]
     assert parts == [*together, Part(call=1, name="g", arguments="{}"), Part("e")]

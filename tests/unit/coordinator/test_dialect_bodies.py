@@ -12,7 +12,8 @@ from coordinator.dialects.messages import MessagesBody, MessageWriter, translate
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.body import MOST_ERRORS, validated
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import CallReader
+from coordinator.http.reader import Part
 from coordinator.http.schema import ChatBody, CompletionBody, form_of
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
