@@ -25,16 +25,8 @@ from torch import Tensor
 from dspark.model.chain import ChainDrafter
 from dspark.model.language import LanguageDrafter
 from dspark.training.batches import SampleBatch, padded
-from dspark.training.lean_loss import LeanLoss, dense, lean_terms
-from dspark.training.loss import DFLASH_WEIGHTS, acceptance, block_sums, sum_terms
-
-
-def judged_at(supervised: Tensor, shift: int, after: int, lengths: Tensor) -> Tensor:
-    """supervised [B, T] bool, lengths [B] of the rows without padding -> bool [B, T]: where the
-    token at i + shift is supervised and `after` more tokens of the row follow it."""
-    length = supervised.shape[1]
-    index = torch.arange(length, device=supervised.device) + shift
-    return supervised[:, index.clamp(max=length - 1)] & (index + after < lengths.unsqueeze(-1))
+from dspark.training.lean_loss import LeanLoss, Slots, slot_terms
+from dspark.training.loss import DFLASH_WEIGHTS, sum_terms
 
 
 def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
@@ -48,38 +40,33 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
     supervised, lengths = padded(batch.supervised, batch), batch.lengths
     count, length = input_ids.shape
     eagle = config.kind == "eagle3"
-    steps = config.block_size if eagle else 1
-    index = torch.arange(length, device=input_ids.device)
-    objective = torch.zeros((), device=input_ids.device)
-    share = torch.ones(count, device=input_ids.device) / (lengths if eagle else 1)
-    terms = []
+    steps = torch.arange(config.block_size if eagle else 1, device=input_ids.device)
     made = drafter.forward_steps(
-        features=padded(batch.features, batch), input_ids=input_ids, steps=steps
+        features=padded(batch.features, batch), input_ids=input_ids, steps=len(steps)
     )
-    for step, states in enumerate(made):
-        shift, after = (step, 1) if eagle else (step + 2, 0)
-        mask = judged_at(supervised, shift, after, lengths)
-        weight = config.step_loss_decay**step
-        rows = states[mask]
-        # The target's rows that predict the token.
-        wanted = last_hidden[:, (index + 1 + step).clamp(max=length - 1)][mask]
-        scale = weight * share.unsqueeze(-1) * mask
-        total, ce, l1 = lean_terms(
-            hidden=rows,
-            lm_head=drafter.lm_head.weight,
-            wanted=wanted,
-            target_head=target_head,
-            target_ids=input_ids[:, (index + 2 + step).clamp(max=length - 1)][mask],
-            scale=scale[mask],
-            weights=DFLASH_WEIGHTS,
-            softcap=config.logit_softcap,
-            kept=drafter.kept_tokens,
-            soft_labels=eagle,
-        )
-        objective = objective + total
-        terms.append((dense(mask, ce), dense(mask, l1), scale, mask))
-    ce, l1, weights, judged = (torch.stack(column, dim=-1) for column in zip(*terms, strict=True))
-    sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=judged)
+    at = torch.arange(length, device=input_ids.device).unsqueeze(-1) + steps  # [T, s]
+    # The token there is supervised, and so many of the row follow it.
+    judged, after = (at, 1) if eagle else (at + 2, 0)
+    mask = supervised[:, judged.clamp(max=length - 1)] & (judged + after < lengths[:, None, None])
+    share = torch.ones(count, device=input_ids.device) / (lengths if eagle else 1)
+    scale = config.step_loss_decay**steps * share[:, None, None] * mask
+    first_rows = length * torch.arange(count, device=input_ids.device)[:, None, None]
+    slots = Slots(
+        hidden=torch.stack(made, dim=2),
+        target_ids=input_ids[:, (at + 2).clamp(max=length - 1)],
+        eval_mask=mask,
+        rows=first_rows + (at + 1).clamp(max=length - 1),
+        scale=scale,
+    )
+    objective, ce, l1 = slot_terms(
+        drafter,
+        slots,
+        last_hidden=last_hidden.flatten(0, 1),
+        target_head=target_head,
+        weights=DFLASH_WEIGHTS,
+        soft_labels=eagle,
+    )
+    sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=scale, eval_mask=mask)
     return LeanLoss(
         objective, sums._replace(denominator=sums.denominator.new_tensor(count)) if eagle else sums
     )
@@ -89,25 +76,31 @@ def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Ten
     """The loss of a language model: sums over every token that counts; divide `objective` by the
     (global) denominator. target_head [V, H']."""
     input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
-    judged = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
-    judged[:, :-1] = padded(batch.supervised, batch)[:, 1:]
-    following = input_ids.roll(-1, dims=1)
-    total, ce, l1 = lean_terms(
-        hidden=drafter.forward_tokens(input_ids)[judged],
-        lm_head=drafter.lm_head.weight,
-        wanted=last_hidden[judged],
-        target_head=target_head,
-        target_ids=following[judged],
-        scale=torch.ones(int(judged.sum()), device=input_ids.device),
-        weights=DFLASH_WEIGHTS,
-        softcap=drafter.config.logit_softcap,
+    mask = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+    mask[:, :-1] = padded(batch.supervised, batch)[:, 1:]
+    slots = Slots(
+        hidden=drafter.forward_tokens(input_ids),
+        target_ids=input_ids.roll(-1, dims=1),
+        eval_mask=mask,
+        rows=torch.arange(mask.numel(), device=mask.device).view_as(mask),
+        scale=mask.float(),
     )
-    ce, l1, size = ce.unsqueeze(-1), l1.unsqueeze(-1), drafter.config.block_size
-    each = torch.ones_like(ce)
-    sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=each, eval_mask=each.bool())
-    accepted = _windows(dense(judged, acceptance(l1)), size)
-    blocks = _windows(judged, size).long().cumprod(dim=-1)
-    return LeanLoss(total, sums._replace(**block_sums(accepted, blocks.bool())))
+    objective, *terms = slot_terms(
+        drafter,
+        slots,
+        last_hidden=last_hidden.flatten(0, 1),
+        target_head=target_head,
+        weights=DFLASH_WEIGHTS,
+    )
+    # every token begins a block, and weighs in this one alone
+    ce, l1, judged = (_windows(values, drafter.config.block_size) for values in (*terms, mask))
+    blocks = judged.long().cumprod(dim=-1).bool()
+    weights = blocks.float()
+    weights[..., 1:] = 0
+    return LeanLoss(
+        objective,
+        sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=blocks),
+    )
 
 
 def _windows(values: Tensor, size: int) -> Tensor:
