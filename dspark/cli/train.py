@@ -178,7 +178,7 @@ def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.record import Log
     from dspark.training.settings import Settings
-    from dspark.training.trainer import LOG, train_with_bar
+    from dspark.training.trainer import LOG, train_drafter
 
     settings = read_keys(args, Settings, "train")
     if args.workers > 1:
@@ -189,5 +189,5 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
             settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say
         )
     else:
-        folder = train_with_bar(settings)
+        folder = train_drafter(settings)
     return {"drafter": str(folder)} | Log(Path(settings.out) / LOG).last()
