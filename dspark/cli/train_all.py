@@ -149,13 +149,11 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
     from dspark.training.disk import content_digest
     from dspark.training.settings import settled
 
-    folder = locate(settings.target)
     return {
-        "target": fingerprint(folder),
+        "target": fingerprint(locate(settings.target)),
         "prompts": content_digest(args.prompts),
         **settled(settings),
         "keep_tokens": content_digest(Path(settings.keep_tokens)) if settings.keep_tokens else None,
-        "start": fingerprint(settings.start, target=folder) if settings.start else None,
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
         **{

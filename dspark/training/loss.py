@@ -37,7 +37,7 @@ DFLASH_WEIGHTS = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
 
 
 class LossSums(NamedTuple):
-    """Numerators (with gradient), their common denominator, and what is logged (without)."""
+    """Numerators, their common denominator, and what is logged."""
 
     ce: Tensor  # []
     l1: Tensor  # []
@@ -91,7 +91,6 @@ def sum_terms(
 def figures(sums: LossSums, weights: LossWeights) -> dict[str, float]:
     """The figures of a training log: the loss, the expected accepted length, the terms, and
     acceptance by slot, from 0."""
-    sums = LossSums(*(value.detach() for value in sums))
     over = float(sums.denominator) + _TINY
     ce, l1, confidence = (float(term) / over for term in (sums.ce, sums.l1, sums.confidence))
     rates = (sums.accepted / sums.slots.clamp(min=1)).tolist()

@@ -70,7 +70,7 @@ class TrainingRun:
                 loss = batch_loss(self.drafter, batch, self.settings, self.target_head, key)
             if learn:
                 loss.objective.backward()  # type: ignore[no-untyped-call]
-            found.append(LossSums(*(value.detach() for value in loss.sums)))
+            found.append(loss.sums)
         return add_sums(found)
 
 
