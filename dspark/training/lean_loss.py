@@ -34,7 +34,7 @@ class LeanLoss(NamedTuple):
     sums: LossSums
 
 
-class Slots(NamedTuple):
+class LossSlots(NamedTuple):
     """Slots that a loss is of, and the target's rows that predict their tokens."""
 
     hidden: Tensor  # [..., H] of the drafter, after its final norm
@@ -66,7 +66,7 @@ def lean_block_loss(
     embedded = head.embed(input_ids[places])
     mixed, ce, l1 = slot_terms(
         drafter,
-        Slots(drafter.headed(hidden), target_ids, eval_mask, rows=places, scale=slot),
+        LossSlots(drafter.headed(hidden), target_ids, eval_mask, rows=places, scale=slot),
         last_hidden=last_hidden,
         target_head=target_head,
         weights=weights,
@@ -85,7 +85,7 @@ def lean_block_loss(
 
 def slot_terms(
     drafter: Drafter,
-    slots: Slots,
+    slots: LossSlots,
     *,
     last_hidden: Tensor,  # [T, H'] of the target, final-normed
     target_head: Tensor,  # [V, H']

@@ -140,7 +140,7 @@ def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> d
 
 
 def _finish(run: TrainingRun, out: Path) -> None:
-    dtype = torch.bfloat16 if run.mixed else torch.float32
+    dtype = torch.bfloat16 if run.settings.precision == "bf16" else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
     write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")
     record.draw(record.Log(out / LOG), CURVES, out / CURVE)

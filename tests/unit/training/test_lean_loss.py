@@ -15,7 +15,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
-from dspark.training.lean_loss import LeanLoss, Slots, lean_block_loss, slot_terms
+from dspark.training.lean_loss import LeanLoss, LossSlots, lean_block_loss, slot_terms
 from dspark.training.loss import LossWeights, slot_weights, sum_terms
 from tests.operations import Watched
 from tests.unit.model.tiny import dense, text, tiny_drafter
@@ -114,7 +114,7 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
     expected = torch.autograd.grad(plain, leaves)
     lean, lean_ce, lean_l1 = slot_terms(
         _headed(head, softcap, kept),
-        Slots(hidden, ids, torch.ones(11, dtype=torch.bool), torch.arange(11), scale),
+        LossSlots(hidden, ids, torch.ones(11, dtype=torch.bool), torch.arange(11), scale),
         last_hidden=wanted, target_head=target_head, weights=weights, codes=codes, markov_w2=w2,
         soft_labels=soft,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def test_no_more_than_a_slice_of_the_vocabulary_is_held(monkeypatch: pytest.Monk
             + (torch.softmax(logits, dim=-1) - law).abs().sum()
         )
 
-    slots = Slots(hidden, ids, torch.ones(rows, dtype=torch.bool), ids, torch.ones(rows))
+    slots = LossSlots(hidden, ids, torch.ones(rows, dtype=torch.bool), ids, torch.ones(rows))
     given = {"last_hidden": wanted.detach(), "target_head": head, "weights": LossWeights()}
     lean = peak(lambda: slot_terms(_headed(head), slots, **given)[0])
     assert lean <= 5 * vocabulary < 12 * 5 * vocabulary == peak(plain)
