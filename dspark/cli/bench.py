@@ -121,6 +121,10 @@ def _bench(args: argparse.Namespace) -> int:
 async def _points(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The summaries of all measurements, one by one: policies take turns at each load, so that a
     disturbance of the machine hits all of them alike."""
+    from dspark.loadgen.prompts import cycle
+    from dspark.loadgen.run import run
+    from dspark.loadgen.summary import summarise
+
     users = args.concurrency or (() if args.rate else (1, 4, 16))
     plans = [_plan(args, concurrency=each) for each in users]
     plans += [_plan(args, rate=rate) for rate in args.rate]
@@ -128,7 +132,9 @@ async def _points(args: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         questions = await _questions(args, endpoints[0])
         for plan, endpoint in itertools.product(plans, endpoints):
-            point = await _measured(endpoint, questions, plan)
+            asked = cycle(questions, plan.seed)
+            outcome = await run(endpoint, asked, plan, bar=sys.stderr.isatty())
+            point = summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
             points.append(point)
             if point["errors"] and not point["answers"]:
                 print(f"no request succeeded: {point['errors']}", file=sys.stderr)
@@ -136,25 +142,6 @@ async def _points(args: argparse.Namespace) -> list[dict[str, Any]]:
     finally:
         for endpoint in endpoints:
             await endpoint.close()
-
-
-async def _measured(
-    endpoint: Endpoint, questions: list[Question], plan: LoadPlan
-) -> dict[str, Any]:
-    from dspark.loadgen.prompts import cycle
-    from dspark.loadgen.run import run
-    from dspark.loadgen.summary import summarise
-    from dspark.progress import progress
-
-    load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
-    total = plan.requests + plan.warmup if plan.requests else None
-    with progress(f"{endpoint.name}, {load}", total, shown=sys.stderr.isatty()) as tell:
-
-        def told(answers: int, tokens: int) -> None:
-            tell(completed=answers, note=f"{tokens:,} tokens")
-
-        outcome = await run(endpoint, cycle(questions, plan.seed), plan, told)
-    return summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
 
 
 def _plan(args: argparse.Namespace, *, concurrency: int = 0, rate: float = 0.0) -> LoadPlan:
