@@ -57,9 +57,7 @@ class Server:
 def measure(server: Server, plan: LoadPlan) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
-        return simulation.run(
-            run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None)
-        )
+        return simulation.run(run(server, itertools.repeat(QUESTION), plan))
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dspark import shipped
-from dspark.cli.main import main, split
+from dspark.cli.main import main
 from dspark.cli.status import as_json
 from dspark.client import CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive, write_cell
@@ -259,11 +259,21 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
     assert "ray" not in said.err
 
 
-def test_options_of_other_programs_are_left_to_them() -> None:
-    assert split(["train", "--help"]) == (["train"], ["--help"])
-    assert split(["serve", "verify", "--bind", "x"]) == (["serve", "verify"], ["--bind", "x"])
-    assert split(["serve", "--help"]) == (["serve", "--help"], [])
-    assert split(["generate", "train"]) == (["generate", "train"], [])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("train --help", "vocabulary"),
+        ("train drafter --help", "--markov-rank"),
+        ("serve --help", "ROLE"),
+        ("serve verify --help", "--page-size"),
+        ("ray --help", "list actors"),
+    ],
+)
+def test_roles_and_stages_have_options_of_their_own(
+    words: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 0
+    assert option in capsys.readouterr().out
 
 
 def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
