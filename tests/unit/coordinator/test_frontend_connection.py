@@ -21,7 +21,6 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2
 from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell
 
-
 HELLO = frontend_pb2.FrontendHello(name="f")
 
 
