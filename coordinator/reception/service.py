@@ -68,9 +68,13 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             written = self._as_they_come(stream)
             if self._pace is not None:
                 written = paced(written, self._pace, stream.request)
+            # The first message has no timeout: gRPC buffers it, and if it were cut off there, could
+            # send no status any more.
+            unread_s = None
             async with contextlib.aclosing(written) as messages:
                 async for message in messages:
-                    await self._write(stream, message, context)
+                    await self._write(stream, message, context, unread_s)
+                    unread_s = self._unread_s
         finally:
             stream.leave()
 
@@ -79,9 +83,10 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         stream: ResponseStream,
         message: generate_pb2.GenerateResponse,
         context: grpc.aio.ServicerContext,
+        unread_s: float | None,
     ) -> None:
         try:
-            async with asyncio.timeout(self._unread_s):
+            async with asyncio.timeout(unread_s):
                 await context.write(message)
         except TimeoutError:
             why = Overloaded(f"the client took nothing for {self._unread_s:g} s", retry_after_s=1.0)
