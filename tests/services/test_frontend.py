@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ from dspark.errors import ConfigError
 from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.security import Security
+from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.keys import token_files
@@ -340,6 +343,51 @@ async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> No
         friend = cell.client(await cell.frontend())
         # loopback: clients need no token
         assert len((await friend.complete([1, 2], max_tokens=4)).token_ids) == 4
+
+
+class OfAnotherVersion(frontend_pb2_grpc.CellServicer):
+    """A coordinator whose terms no front end of this version can read."""
+
+    attached = 0
+
+    async def Attach(
+        self, requests: AsyncIterator[frontend_pb2.FrontendBatch], context: Any
+    ) -> AsyncIterator[frontend_pb2.CellBatch]:
+        self.attached += 1
+        yield frontend_pb2.CellBatch(number=1, terms=frontend_pb2.Terms(policy="unheard of"))
+        await asyncio.Event().wait()
+
+
+async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator, pauses, sleep = OfAnotherVersion(), list[float](), asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0.0)
+
+    monkeypatch.setattr(
+        remote_cell, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": paused})
+    )
+    server = grpc.aio.server()
+    add = frontend_pb2_grpc.add_CellServicer_to_server
+    add(coordinator, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    cell = remote_cell.RemoteCell(
+        f"127.0.0.1:{port}",
+        Security(),
+        max_calls=1,
+        hello=HELLO["hello"],
+        on_change=lambda ready: None,
+        metrics=Metrics(),
+    )
+    cell.start()
+    await until(lambda: coordinator.attached == 7)
+    await cell.close()
+    await server.stop(0)
+    assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
 
 
 HELLO = {"hello": frontend_pb2.FrontendHello(name="by hand")}
