@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
+from coordinator.cells.frontends import CELL
 from coordinator.frontend import remote_cell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
@@ -29,6 +30,7 @@ from dspark.errors import Overloaded as CutAsSlow
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
 from dspark.runtime.security import Security
+from dspark.runtime.server import GrpcServer
 from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -370,13 +372,10 @@ async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often
     monkeypatch.setattr(
         remote_cell, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": paused})
     )
-    server = grpc.aio.server()
-    add = frontend_pb2_grpc.add_CellServicer_to_server
-    add(coordinator, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server = GrpcServer(bind="127.0.0.1:0", security=Security())
+    server.add(frontend_pb2_grpc.add_CellServicer_to_server, coordinator, CELL)
     cell = remote_cell.RemoteCell(
-        f"127.0.0.1:{port}",
+        f"127.0.0.1:{await server.start()}",
         Security(),
         max_calls=1,
         hello=HELLO["hello"],
@@ -386,7 +385,7 @@ async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often
     cell.start()
     await until(lambda: coordinator.attached == 7)
     await cell.close()
-    await server.stop(0)
+    await server.drain(0.0)
     assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
 
 
