@@ -68,13 +68,15 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             written = self._as_they_come(stream)
             if self._pace is not None:
                 written = paced(written, self._pace, stream.request)
-            # The first message has no timeout: gRPC buffers it, and if it were cut off there, could
-            # send no status any more.
-            unread_s = None
+            begun = False
             async with contextlib.aclosing(written) as messages:
                 async for message in messages:
-                    await self._write(stream, message, context, unread_s)
-                    unread_s = self._unread_s
+                    if not begun:
+                        # By itself: behind a first message that is cut off in the middle, and the
+                        # metadata with it, gRPC sends no status.
+                        await context.send_initial_metadata(())
+                        begun = True
+                    await self._write(stream, message, context)
         finally:
             stream.leave()
 
@@ -83,10 +85,9 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
         stream: ResponseStream,
         message: generate_pb2.GenerateResponse,
         context: grpc.aio.ServicerContext,
-        unread_s: float | None,
     ) -> None:
         try:
-            async with asyncio.timeout(unread_s):
+            async with asyncio.timeout(self._unread_s):
                 await context.write(message)
         except TimeoutError:
             why = Overloaded(f"the client took nothing for {self._unread_s:g} s", retry_after_s=1.0)
