@@ -13,14 +13,14 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import grpc
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 
 T = TypeVar("T")
 
@@ -37,6 +37,17 @@ _KEYS = {
 _PEM = re.compile(b"-----BEGIN ([A-Z0-9 ]*)CERTIFICATE-----(.*?)-----END", re.DOTALL)
 
 log = logging.getLogger("dspark.tls")  # clients import this file and have no other logging
+
+
+@contextlib.contextmanager
+def _still_there() -> Iterator[None]:
+    """Within it a file that changes while it is read raises ConfigError."""
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"tls_cert, tls_key, tls_ca: a file changed while it was read ({in_short(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,7 @@ class Tls:
     def paths(self) -> list[str]:
         return [path for path in (self.cert, self.key, self.ca) if path]
 
+    @_still_there()
     def check(self, *, server: bool = False) -> None:
         """Raises ConfigError by key for files that cannot be read, do not match or are expired."""
         if server and not self.cert:

@@ -1,11 +1,12 @@
 """TLS on real sockets: who is refused, who gets in as what, certificates renewed while serving."""
 
 import asyncio
+import contextlib
 import datetime
 import json
 import ssl
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,33 @@ def test_files_that_are_no_certificates_are_refused(
             Security.of(ListenConfig(**{**ours.settings(), **change}))
     with pytest.raises(ConfigError, match="tls_ca: cannot read"):
         Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
+
+
+@pytest.mark.parametrize("file", ["ca.crt", "node.crt"])
+@pytest.mark.parametrize("step", ["load_verify_locations", "load_cert_chain"])
+@pytest.mark.parametrize("change", [Authority.spoil, Authority.remove])
+def test_a_file_that_changes_while_it_is_read_is_refused_like_one_that_does_not_fit(
+    tmp_path: Path,
+    file: str,
+    step: str,
+    change: Callable[[Authority, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever keeps a connection tries again then, and ends by any other error."""
+    ours = Authority(tmp_path)
+    real, changed = getattr(ssl.SSLContext, step), list[str]()
+
+    def read(context: ssl.SSLContext, *told: Any, **more: Any) -> None:
+        real(context, *told, **more)
+        if not changed:
+            change(ours, file)
+            changed.append(file)
+        real(context, *told, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, step, read)
+    with contextlib.suppress(ConfigError):
+        ours.tls().check(server=True)
+    assert changed
 
 
 @pytest.mark.parametrize("name", ["client-acme", "operator", "ca"])

@@ -1,6 +1,9 @@
 """Channels to the processes of a cell: one whose connection is lost is not used again."""
 
+import asyncio
+import errno
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -40,6 +43,18 @@ async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: lis
         await looking.look()
         assert looking.misses == misses
         assert len(opened) == misses + 1
+    await looking.close()
+
+
+async def test_a_controller_without_descriptors_counts_nobody_as_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking = Probe(NOBODY, "")
+    monkeypatch.setattr(
+        asyncio, "open_connection", AsyncMock(side_effect=OSError(errno.EMFILE, ""))
+    )
+    await looking.look()
+    assert looking.misses == 0
     await looking.close()
 
 
