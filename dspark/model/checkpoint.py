@@ -287,7 +287,8 @@ def _straight_to(device: torch.device) -> dict[str, Any]:
 
 def context_length(text: Any) -> int:
     """Most tokens that a target's settings allow; pure state-space models state no limit."""
-    return int(getattr(text, "max_position_embeddings", None) or ENDLESS)
+    said = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return int(next(filter(None, said), ENDLESS))
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:

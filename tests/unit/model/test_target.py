@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import load_target
+from dspark.model.checkpoint import ENDLESS, context_length, load_target
 from dspark.model.target import TargetTaps
 from tests.unit.model.golden import TARGET
 
@@ -48,3 +49,13 @@ def test_what_a_server_needs_to_know() -> None:
     assert (target.stop_ids, target.context_length, target.vocab_size) == ((1,), 512, 128)
     assert (target.hidden_size, target.num_layers) == (64, 6)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
+
+
+def test_a_limit_is_read_by_any_of_its_names() -> None:
+    limits: list[tuple[transformers.PreTrainedConfig, int]] = [
+        (transformers.LlamaConfig(max_position_embeddings=64), 64),
+        (transformers.GPT2Config(n_positions=64), 64),
+        (transformers.MptConfig(max_seq_len=64), 64),
+        (transformers.MambaConfig(), ENDLESS),
+    ]
+    assert [context_length(config) for config, _ in limits] == [limit for _, limit in limits]
