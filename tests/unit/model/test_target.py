@@ -1,5 +1,7 @@
 """Targets are loaded exactly or refused, and taps are the raw outputs of decoder layers."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -59,3 +61,22 @@ def test_a_limit_is_read_by_any_of_its_names() -> None:
         (transformers.MambaConfig(), ENDLESS),
     ]
     assert [context_length(config) for config, _ in limits] == [limit for _, limit in limits]
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        # as its authors say how to serve Qwen3 with long texts
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32768}, 40960),
+        ({"rope_type": "dynamic", "factor": 2.5}, 102400),
+        # says both lengths, or only how a length is read
+        ({"rope_type": "linear", "factor": 4.0}, 40960),
+        ({"rope_type": "default"}, 40960),
+    ],
+)
+def test_a_rotation_that_is_stretched_stretches_the_limit(rope: dict[str, Any], limit: int) -> None:
+    config = transformers.Qwen3Config(
+        max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, **rope}
+    )
+    assert context_length(config) == limit
