@@ -129,10 +129,11 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
     if config.otel_endpoint is not None:
         split_endpoint(config.otel_endpoint, "coordinator.otel_endpoint")
     for key, endpoints in (("verify", config.verify), ("draft", config.draft)):
-        for endpoint in endpoints:
-            if not split_endpoint(endpoint, f"coordinator.{key}")[1]:
+        places = [split_endpoint(endpoint, f"coordinator.{key}") for endpoint in endpoints]
+        for endpoint, place in zip(endpoints, places, strict=True):
+            if not place[1]:
                 raise ConfigError(f"coordinator.{key}: {endpoint!r} needs the port of a worker")
-            if endpoints.count(endpoint) > 1:
+            if places.count(place) > 1:
                 raise ConfigError(f"coordinator.{key}: {endpoint!r} is given twice")
     try:
         return (

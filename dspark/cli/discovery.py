@@ -46,7 +46,7 @@ def groups(reply: CellStatus, asked: str) -> Groups:
             continue
         host, _ = split_endpoint(process.endpoint)
         if host in EVERYWHERE:
-            host, _ = split_endpoint(asked)
+            host, _ = split_endpoint(asked.rpartition("/")[2], "endpoint")  # of dns:///host:port
         role, _, _ = process.name.partition("/")
         labels = {"role": role, "replica": process.name, "incarnation": str(process.incarnation)}
         found.append({"targets": [join_endpoint(host, process.metrics_port)], "labels": labels})

@@ -28,7 +28,8 @@ def add_commands(commands: Any) -> None:
     roles = parser.add_subparsers(dest="role", required=True, metavar="ROLE")
     for role in ROOMS:
         cls = config_class(role)
-        of_role = roles.add_parser(role.value, description=(cls.__doc__ or "").strip())
+        said = (cls.__doc__ or "").strip()
+        of_role = roles.add_parser(role.value, help=said, description=said)
         add = of_role.add_argument
         add("--config", metavar="FILE", help="YAML file with a section for this role")
         add("--name", default=f"{role}/0", help="replica name for people")

@@ -57,10 +57,11 @@ def plain_host(host: str) -> str:
 def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
     """(host, port) of "host:port", the host as of `plain_host`; port 0 means any. `key` is the
     setting to blame."""
-    host, _, port = endpoint.rpartition(":")
+    written, _, port = endpoint.rpartition(":")
+    host = plain_host(written)
     if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{key}: {endpoint!r} is not host:port")
-    return plain_host(host), int(port)
+    return host, int(port)
 
 
 def join_endpoint(host: str, port: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.service_registry import ROOMS
 from dspark import shipped
 from dspark.cli.main import main
 from dspark.cli.status import as_json
@@ -265,6 +266,7 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
         ("train --help", "vocabulary"),
         ("train drafter --help", "--markov-rank"),
         ("serve --help", "ROLE"),
+        *(("serve --help", f"\n    {role.value}") for role in ROOMS),
         ("serve verify --help", "--page-size"),
         ("ray --help", "list actors"),
     ],

@@ -183,10 +183,13 @@ def test_targets_are_those_that_show_metrics() -> None:
     ]
 
 
+@pytest.mark.parametrize("scheme", ["", "dns:///"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-def test_a_process_that_listens_everywhere_is_where_the_cell_was_asked(host: str) -> None:
+def test_a_process_that_listens_everywhere_is_where_the_cell_was_asked(
+    host: str, scheme: str
+) -> None:
     process = ProcessStatus(name="coordinator/0", endpoint=f"{host}:7000", metrics_port=9100)
-    (found,) = groups(CellStatus(processes=(process,)), "cell.example.org:7000")
+    (found,) = groups(CellStatus(processes=(process,)), f"{scheme}cell.example.org:7000")
     assert found["targets"] == ["cell.example.org:9100"]
 
 

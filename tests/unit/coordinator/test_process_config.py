@@ -23,6 +23,7 @@ ENDPOINTS = [
     (("http://host:1",), "is not host:port"),
     (("host:0",), "needs the port of a worker"),
     (("host:1", "host:2", "host:1"), "'host:1' is given twice"),
+    (("[::1]:1", "[0:0:0:0:0:0:0:1]:1"), "is given twice"),
 ]
 
 

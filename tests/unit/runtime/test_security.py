@@ -166,9 +166,9 @@ def test_loopback_needs_nothing_and_wider_needs_a_secret_or_a_word(files: dict[s
             nothing.check_bind(endpoint)
 
 
-@pytest.mark.parametrize("endpoint", ["localhost", ":5", "host:port", "host:70000"])
+@pytest.mark.parametrize("endpoint", ["localhost", ":5", "[]:5", "host:port", "host:70000"])
 def test_an_endpoint_is_host_and_port(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="bind"):
+    with pytest.raises(ConfigError, match="is not host:port"):
         Security().check_bind(endpoint)
 
 
