@@ -57,6 +57,7 @@ def cuts(text: str) -> list[list[str]]:
 
 ARGUMENTS = '{"city": "Köln \\"}{\\\\", "days": [1, {"x": 2}]}'
 CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+OPEN = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
 TWICE = '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {}, "name": "g"}</tool_call>'
 TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
 
@@ -138,7 +139,7 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
         (HERMES, f"{CALL}\nDone.\n", "\nDone.", [("weather", ARGUMENTS)]),
         (HERMES, TURNED, "", [("f", '{"a": 1}')]),
         (HERMES, TWICE, "", [("f", '{"a": 1}')]),
-        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
+        (HERMES, CALL + OPEN, "", [("weather", ARGUMENTS), ("f", '{"a": 1')]),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         (
             HERMES,
