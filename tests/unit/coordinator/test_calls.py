@@ -234,6 +234,8 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
                 # a reader of calls leaves out line breaks that an answer begins with
                 wanted = said.lstrip("\n") if isinstance(reader, CallReader) else said
                 assert "".join(part.text for part in parts) == wanted, pieces
+    begun = told(HarmonyReader(), ["<|channel|>analysis<|message|>hm <|e"])
+    assert begun == [Part(reasoning="hm "), Part(reasoning="<|e")]
 
 
 WORDS = [*map(bytes, zip(range(256), strict=True)), b"\xff\xff256", b"\xff\xff257", b""]
