@@ -137,9 +137,8 @@ class CallReader(Reader):
             begin = yield from self._next()
             if not (form.marked or self._open or key in ("type", *values)):
                 raise _NoCall  # an object that is no call
-            if key == form.parameters and name and begin == "{" and not arguments:
-                if not self._open:
-                    self._begin(name)
+            if key == form.parameters and name and begin == "{" and not self._open:
+                self._begin(name)
                 yield from self._value(self._tell)
             elif self._open or key not in values:
                 yield from self._value(lambda _: None)

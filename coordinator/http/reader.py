@@ -123,7 +123,7 @@ class Reader:
         """Tells a part, unless it is empty; merged with the last one if that is of its kind."""
         if not (part.text or part.reasoning or part.name or part.arguments):
             return
-        last = self._parts[-1] if self._parts and not part.name else None
+        last = self._parts[-1] if self._parts else None
         if last and (part.call, bool(part.reasoning)) == (last.call, bool(last.reasoning)):
             self._parts[-1] = last._replace(
                 text=last.text + part.text,

@@ -12,8 +12,8 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http.calls import CallReader
-from coordinator.http.reader import Part, Reader
+from coordinator.http.calls import MOST, CallReader
+from coordinator.http.reader import BLANK, Part, Reader
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
 from coordinator.http.thoughts import HarmonyReader, with_budget
@@ -38,9 +38,12 @@ def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
         text += part.text
         if part.name:
             assert part.call == len(calls)
+            assert (len(part.id) == 9) == form.short_ids
             calls.append([part.name, ""])
         if part.call is not None:
             calls[part.call][1] += part.arguments
+    # the last call is complete
+    assert reader.called == (bool(calls) and calls[-1][1].endswith(("}", '"')))
     return text, [(name, arguments) for name, arguments in calls]
 
 
@@ -52,8 +55,10 @@ def cuts(text: str) -> list[list[str]]:
     return made
 
 
-ARGUMENTS = '{"city": "Köln \\"}{", "days": [1, {"x": 2}]}'
+ARGUMENTS = '{"city": "Köln \\"}{\\\\", "days": [1, {"x": 2}]}'
 CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+OPEN = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
+TWICE = '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {}, "name": "g"}</tool_call>'
 TURNED = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'
 
 
@@ -63,7 +68,9 @@ LISTED = (
     '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, '
     '"id": "abcdefgh1"}]'
 )
+NAMELY = "[TOOL_CALLS]f[ARGS]{}"
 FENCED = "function<｜tool▁sep｜>weather\n```json\n" + ARGUMENTS + "\n```"
+UNENDED = "<|channel|>analysis<|message|>hm<|start|>assistant<|message|>Sunny.<|return|>"
 CHANNELS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>"
 
 
@@ -75,11 +82,13 @@ def around(*calls: str) -> str:
 NO_CALLS = [
     (MISTRAL, "[TOOL_CALLS] nothing"),
     (NAMED, "[TOOL_CALLS]two words[ARGS]{}"),
+    (NAMED, "[TOOL_CALLS]f[ARGS][{}]"),
     (GPT, '{"no": "channel"}'),
     (HERMES, "plain <text> {}"),
     (HERMES, "<tool_call>\nnot JSON\n</tool_call>!"),
     (HERMES, "<tool_call>\n{broken"),
     (HERMES, '<tool_call>{"name": "f"}</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "f", "other": 1'),
     (HERMES, '<tool_call>{"arguments": , "name": "f"}'),
     (LLAMA, '{"name": "Ada", "age": 36}'),
     (LLAMA, '{"x": 1}'),
@@ -88,7 +97,8 @@ NO_CALLS = [
     (LLAMA, '{"name": 3}'),
     (LLAMA, '{"name": "\\ud800", "parameters": {}}'),
 ]
-NO_HEAD = "<|start|>" + "x" * 300
+LONG = "x" * 300
+NO_HEAD = f"<|start|>{LONG}"
 COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
 
 
@@ -97,25 +107,39 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
     [
         *((form, written, written, []) for form, written in NO_CALLS),
         (MISTRAL, LISTED, "", [("f", '{"a": 1}'), ("g", "{}")]),
-        (MISTRAL, f"So: {LISTED} Done.", "So:  Done.", [("f", '{"a": 1}'), ("g", "{}")]),
+        (
+            MISTRAL,
+            f"So: {LISTED} Done.{LISTED}",
+            "So:  Done.",
+            [("f", '{"a": 1}'), ("g", "{}")] * 2,
+        ),
         (
             NAMED,
-            "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]" + ARGUMENTS,
+            f"{NAMELY}[TOOL_CALLS]g[ARGS]{ARGUMENTS}",
             "",
             [("f", "{}"), ("g", ARGUMENTS)],
         ),
+        (NAMED, f"[TOOL_CALLS]{LONG}{NAMELY}", f"[TOOL_CALLS]{LONG}", [("f", "{}")]),
         (DEEPSEEK, around(FENCED, FENCED), "", [("weather", ARGUMENTS)] * 2),
         (DEEPSEEK_NAMED, "Wait.\n" + around("f<｜tool▁sep｜>{}"), "Wait.", [("f", "{}")]),
-        (GPT, CHANNELS + "final<|message|>Sunny {", "Sunny {", []),
-        (GPT, COMMENTARY + ARGUMENTS, "", [("f", ARGUMENTS)]),
+        (GPT, CHANNELS + "final<|message|>Sunny <|e", "Sunny <|e", []),
+        (GPT, UNENDED, "Sunny.", []),
+        (GPT, "<|channel|>analysis", "", []),
+        (
+            GPT,
+            f"{COMMENTARY}{{}}<|call|>{COMMENTARY}{ARGUMENTS}",
+            "",
+            [("f", "{}"), ("f", ARGUMENTS)],
+        ),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
         (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
         (GPT, f"{NO_HEAD}<|end|>{CHANNELS}final<|message|>.", f"{NO_HEAD}.", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
-        (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
+        (HERMES, f"{CALL}\nDone.\n", "\nDone.", [("weather", ARGUMENTS)]),
         (HERMES, TURNED, "", [("f", '{"a": 1}')]),
-        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
+        (HERMES, TWICE, "", [("f", '{"a": 1}')]),
+        (HERMES, CALL + OPEN, "", [("weather", ARGUMENTS), ("f", '{"a": 1')]),
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         (
             HERMES,
@@ -130,12 +154,12 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
             [("f", '{"a": 1}')],
         ),
         (HERMES, '<tool_call>{"name": "f", "arguments": {}</tool_call>.', ".", [("f", "{}")]),
-        (HERMES, f"{CALL}  \n {CALL} \n", "", [("weather", ARGUMENTS)] * 2),
+        (HERMES, f"So:{CALL}  \n {CALL} \n", "So:", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}  and", "  and", [("weather", ARGUMENTS)]),
         (HERMES, f"{CALL} and ", " and ", [("weather", ARGUMENTS)]),
         (HERMES, "\n" * 80 + "a\n\n" + CALL, "a", [("weather", ARGUMENTS)]),
         (LLAMA, ' {\n "name" : "f", "parameters": {"a": 1} }', "", [("f", '{"a": 1}')]),
-        (LLAMA, '{"parameters": {"a": 1}, "name": "f"}', "", [("f", '{"a": 1}')]),
+        (LLAMA, '{"parameters": {"a": 1}, "name": "f", "id": 1}', "", [("f", '{"a": 1}')]),
         (LLAMA, '{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {}} and', " and", [("f", "{}")]),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
@@ -196,17 +220,22 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
         ("\n<think>\nrain?\n\nsun?\n</think>\n\nSunny.\n", False, "rain?\n\nsun?", "Sunny.\n"),
         ("rain?</think>Sunny.", True, "rain?", "Sunny."),
         ("never ends </thi", True, "never ends </thi", ""),
+        ("never ends\n", True, "never ends", ""),
         (" Sunny <think>", False, "", " Sunny <think>"),
         ("\n\nSunny.", False, "", "\n\nSunny."),
         ("<think></think>{}", False, "", "{}"),
         ("<thin", False, "", "<thin"),
     ):
         for pieces in cuts(written):
-            reader = Reader(inside=inside)
-            parts = told(reader, pieces)
-            assert Part() not in parts
-            kinds = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
-            assert kinds == (thought, said), pieces
+            for reader in (Reader(inside=inside), CallReader(HERMES, inside=inside)):
+                parts = told(reader, pieces)
+                assert Part() not in parts
+                assert "".join(part.reasoning for part in parts) == thought, pieces
+                # a reader of calls leaves out line breaks that an answer begins with
+                wanted = said.lstrip("\n") if isinstance(reader, CallReader) else said
+                assert "".join(part.text for part in parts) == wanted, pieces
+    begun = told(HarmonyReader(), ["<|channel|>analysis<|message|>hm <|e"])
+    assert begun == [Part(reasoning="hm "), Part(reasoning="<|e")]
 
 
 WORDS = [*map(bytes, zip(range(256), strict=True)), b"\xff\xff256", b"\xff\xff257", b""]
@@ -289,7 +318,7 @@ def test_a_budget_ends_thoughts_and_a_form_follows(special: dict[str, int]) -> N
 
 def lines_run(written: str) -> int:
     """Lines of the reader that are run for an answer of single characters."""
-    count, file = 0, sys.modules[CallReader.__module__].__file__
+    count, file = 0, CallReader.__init__.__code__.co_filename
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal count
@@ -321,6 +350,22 @@ def test_arguments_are_told_as_they_are_written() -> None:
     reader = CallReader(HERMES)
     reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
     assert reader.read(['"Kö'], over=False) == [Part(call=0, arguments='"Kö')]
+    # where no mark of a call may follow, so are line breaks
+    assert CallReader(LLAMA).read(["a\n"], over=False) == [Part("a\n")]
+
+
+@pytest.mark.parametrize(
+    ("reader", "told", "held"),
+    [
+        (Reader(inside=False), " " * BLANK, ""),
+        (CallReader(HERMES), ".\n", "\n" * BLANK),
+        (CallReader(HERMES), '<tool_call>{"x": "' + "y" * MOST, ""),
+    ],
+)
+def test_no_more_is_held_than_a_mark_or_a_call_may_take(
+    reader: Reader, told: str, held: str
+) -> None:
+    assert reader.read([told + held], over=False) == [Part(told)]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_the_loss_is_the_formula_and_so_its_gradients(kind: Kind, model_type: Mo
     assert lean.sums.slots.tolist() == counts
     assert lean.sums.accepted.tolist() == pytest.approx(accepted, rel=1e-4)
     assert torch.allclose(lean.objective / lean.sums.denominator, plain, rtol=1e-5)
+    assert torch.allclose(lean.sums.ce, lean.objective)
     plain.backward()
     expected = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
@@ -109,6 +110,7 @@ def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
     judged = case["loss_mask"][:, 1:] > 0
     plain = torch.nn.functional.cross_entropy(logits[judged], case["input_ids"][:, 1:][judged])
     assert torch.allclose(lean.objective / lean.sums.denominator, plain, rtol=1e-5)
+    assert torch.allclose(lean.sums.ce, lean.objective)
     plain.backward()
     for name, parameter in drafter.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
@@ -121,7 +123,7 @@ def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> No
     logits = drafter.base_logits(drafter.forward_tokens(case["input_ids"]))
     wanted = (case["last_hidden"] @ case["target_head"].t()).softmax(-1)
     rate = 1 - 0.5 * (logits.softmax(-1) - wanted).abs().sum(-1)
-    tau, blocks = 0.0, 0
+    tau, slots = 0.0, [0] * drafter.config.block_size
     for row in range(BATCH):
         for i in range(LENGTH - 1):
             alive = 1.0
@@ -130,6 +132,7 @@ def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> No
                     break
                 alive *= rate[row, i + slot].item()
                 tau += alive
-                blocks += slot == 0
-    assert int(sums.blocks) == blocks
-    assert float(sums.tau) == pytest.approx(tau + blocks, rel=1e-5)
+                slots[slot] += 1
+    assert int(sums.blocks) == slots[0]
+    assert sums.slots.tolist() == slots
+    assert float(sums.tau) == pytest.approx(tau + slots[0], rel=1e-5)

@@ -1,5 +1,6 @@
 """The lean loss in mixed precision stays close to the exact one."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
 from dspark.training.lean_loss import LeanLoss, LossSlots, lean_block_loss, slot_terms
-from dspark.training.loss import LossWeights, slot_weights, sum_terms
+from dspark.training.loss import LossWeights, figures, slot_weights, sum_terms
 from tests.operations import Watched
 from tests.unit.model.tiny import dense, text, tiny_drafter
+
+WEIGHTS = LossWeights(confidence=0.5, decay=3.0)  # others than by default
 
 
 @pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
@@ -53,10 +56,36 @@ def test_it_is_the_loss_of_what_is_served(kind: str, monkeypatch: pytest.MonkeyP
         ce=ce.view(mask.shape),
         l1=(torch.softmax(logits, -1) - torch.softmax(judge, -1)).abs().sum(-1),
         confidence_logits=confidence,
-        weights=slot_weights(size, LossWeights().decay, device=mask.device) * mask,
+        weights=slot_weights(size, WEIGHTS.decay, device=mask.device) * mask,
         eval_mask=mask,
     )
     torch.testing.assert_close(tuple(lean.sums), tuple(plain), atol=1e-3, rtol=1e-4)
+    objective = sum(weight * term for weight, term in zip(WEIGHTS, plain[:3], strict=False))
+    torch.testing.assert_close(lean.objective, objective, atol=1e-3, rtol=1e-4)
+    learned = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    found, wanted = (
+        torch.autograd.grad(each, learned, allow_unused=True)
+        for each in (lean.objective, objective)
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_terms_and_figures_are_of_the_slots_that_count() -> None:
+    sums = sum_terms(
+        ce=torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        l1=torch.tensor([[0.4, 1.0], [0.2, 0.6]]),
+        confidence_logits=torch.tensor([[0.0, 5.0], [5.0, 5.0]]),
+        weights=torch.tensor([[0.5, 0.0], [0.0, 0.0]]),
+        eval_mask=torch.tensor([[True, False], [False, False]]),
+    )
+    found = figures(sums, WEIGHTS)
+    wanted = {
+        "loss": WEIGHTS.ce * 1.0 + WEIGHTS.l1 * 0.4 + WEIGHTS.confidence * math.log(2),
+        "tau": 1.8, "ce_loss": 1.0, "l1_loss": 0.4, "confidence_loss": math.log(2),
+        "accept_rate@0": 0.8, "accept_rate@1": 0.0,
+    }  # fmt: skip
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert sums.confidence_error.item() == pytest.approx(0.3)
 
 
 def test_blocks_without_any_label_are_zero_and_finite() -> None:
@@ -172,7 +201,7 @@ def _loss(drafter: BlockDrafter, supervised: Tensor, *, labelled: bool = True) -
         else labels._replace(eval_mask=torch.zeros_like(labels.eval_mask)),
         last_hidden=last_hidden,
         target_head=drafter.lm_head.weight,
-        weights=LossWeights(),
+        weights=WEIGHTS,
     )
 
 

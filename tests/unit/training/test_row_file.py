@@ -17,11 +17,11 @@ ROWS = [
 
 
 def test_a_file_cut_at_any_byte_goes_on_with_the_next_row(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / "new" / "rows.jsonl"
     with row_file(path) as append:
         for row in ROWS:
             append(row)
-    content = path.read_bytes()
+        content = path.read_bytes()
     ends = [n + 1 for n, byte in enumerate(content) if byte == ord("\n")]
     assert len(ends) == len(ROWS)
     for cut in range(len(content) + 1):
