@@ -55,10 +55,10 @@ class Probe:
             # On a busy machine a call may fail while the process is well: only a refused connection
             # is death.
             lost = error.code() is grpc.StatusCode.UNAVAILABLE
-            if lost and await _refuses(self.process.endpoint):
-                self.misses += 1
-            else:
-                self.misses = 0
+            refuses = lost and await _refuses(self.process.endpoint)
+            self.misses = self.misses + 1 if refuses else 0
+            if refuses is None:  # nobody was asked, so nobody was silent
+                self.heard = time.monotonic()
             if lost:  # the next channel has the certificate of the present files
                 former = self._channel
                 with contextlib.suppress(ConfigError):  # they do not fit: the next look tries again
@@ -72,16 +72,16 @@ class Probe:
         await self._channel.close()
 
 
-async def _refuses(endpoint: str) -> bool:
-    """Whether the endpoint refuses connections; silence is no refusal, and neither is a want of
-    descriptors here."""
+async def _refuses(endpoint: str) -> bool | None:
+    """Whether the endpoint refuses connections; silence is no refusal. None: this process has no
+    descriptor left to ask with."""
     host, port = split_endpoint(endpoint)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
     except TimeoutError:
         return False
     except OSError as error:
-        return error.errno not in (errno.EMFILE, errno.ENFILE)
+        return None if error.errno in (errno.EMFILE, errno.ENFILE) else True
     writer.close()
     return False
 

@@ -64,7 +64,7 @@ class DraftEngine(DraftEngineCore):
             ) from error
         own = drafter.config
         shape = DrafterShape(own.vocab_size, drafter.width, own.block_size)
-        super().__init__(config, version, contexts, shape, own.max_position_embeddings)
+        super().__init__(config, version, contexts, shape, own.context_length)
 
     @staticmethod
     def load(config: DraftConfig) -> DraftEngine:

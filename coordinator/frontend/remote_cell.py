@@ -117,7 +117,7 @@ class RemoteCell:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _attach(self) -> bool:
-        """Runs one stream from hello to its end; returns whether any batch was understood."""
+        """Runs one stream from hello to its end; returns whether batches came, all understood."""
         heard, why = False, "the stream ended"
         link = CoordinatorConnection(self._hello, asyncio.get_running_loop(), self._metrics)
         channel: grpc.aio.Channel | None = None
@@ -127,22 +127,21 @@ class RemoteCell:
             async for batch in ending_as_told(
                 stub.Attach(link, metadata=auth_metadata(self._security.token))
             ):
-                self._link = link
+                heard, self._link = True, link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):
                     closed = batch.terms.closed
                     self._set_terms(None if closed else cell_wire.read_terms(batch.terms), closed)
                 link.heard(batch)
-                heard = True
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:
-            why = f"it broke the protocol: {error}"
+            heard, why = False, f"it broke the protocol: {error}"
             log.error("frontend.protocol", coordinator=self._endpoint, problem=str(error))
         except ConfigError as error:  # certificates, in the middle of their renewal
             why = str(error)
         except Exception as error:  # a bug: requests end, and the cell is attached again
-            why = "a bug in the front end"
+            heard, why = False, "a bug in the front end"
             log.error("frontend.failed", coordinator=self._endpoint, exc_info=error)
         finally:
             self._link = None

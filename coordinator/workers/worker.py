@@ -30,7 +30,9 @@ log = structlog.get_logger("dspark.worker")
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 WHY_S = 0.5  # longest time for the channel to say why there is no connection
-ASKED_S = 0.5  # longest wait of a channel that closes for a description that is asked for over it
+# Longest wait of a channel that closes for a description that is asked for over it: more than
+# `DESCRIBE_S` of a status, whose deadline has to end it first.
+ASKED_S = 2.0
 LOOK_S = 0.1  # how often the connection checks whether a worker that is held off is needed
 
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription

@@ -20,7 +20,7 @@ import torch
 
 from dspark.errors import CheckpointError
 from dspark.fingerprint import Fingerprint
-from dspark.model.config import DrafterConfig
+from dspark.model.config import DrafterConfig, stretched
 from dspark.model.config_file import config_to_json, read_drafter_config
 from dspark.model.config_keys import CONFIG_NAME, refuse, show
 from dspark.model.context import Projection, build_projection
@@ -294,8 +294,7 @@ def context_length(text: Any) -> int:
     limit = int(next(filter(None, said), ENDLESS))
     rope = getattr(text, "rope_parameters", None) or {}
     began = {"yarn": rope.get("original_max_position_embeddings"), "dynamic": limit}
-    stretched = (began.get(str(rope.get("rope_type"))) or 0) * (rope.get("factor") or 1)
-    return max(limit, int(stretched))
+    return stretched(limit, began.get(str(rope.get("rope_type"))) or 0, rope.get("factor") or 1)
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -11,6 +11,13 @@ from dspark.model.config_keys import CONFIG_NAME as CONFIG_NAME
 HeadType = Literal["none", "vanilla", "gated", "rnn"]
 Kind = Literal["block", "eagle3", "mtp", "lm"]
 ModelType = Literal["qwen3", "gemma4_text", "deepseek_v4"]
+MOST_TOKENS = 1 << 24  # of a context, by whatever factor a rotation is stretched
+
+
+def stretched(limit: int, began: int, factor: float) -> int:
+    """The limit of length that a file states, or the longer one of a rotation that stretches the
+    length it began with. In tokens."""
+    return int(min(max(limit, began * factor), MOST_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,14 @@ class DrafterConfig:
     initializer_range: float = 0.02
     dtype: str = "bfloat16"
     stage: StageShape | None = None  # of DeepSeek-V4's only
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a context that it drafts for."""
+        limit, yarn = self.max_position_embeddings, self.yarn
+        if yarn is None:
+            return limit
+        return stretched(limit, yarn.original_max_position_embeddings, yarn.factor)
 
     @property
     def feature_size(self) -> int:

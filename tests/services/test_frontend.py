@@ -351,7 +351,8 @@ class OfAnotherVersion(frontend_pb2_grpc.CellServicer):
     async def Attach(
         self, requests: AsyncIterator[frontend_pb2.FrontendBatch], context: Any
     ) -> AsyncIterator[frontend_pb2.CellBatch]:
-        yield frontend_pb2.CellBatch(number=1, terms=frontend_pb2.Terms(policy="unheard of"))
+        yield frontend_pb2.CellBatch(number=1)
+        yield frontend_pb2.CellBatch(number=2, terms=frontend_pb2.Terms(policy="unheard of"))
         await asyncio.Event().wait()
 
 

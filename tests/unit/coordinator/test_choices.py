@@ -57,7 +57,7 @@ async def test_more_answers_than_may_run_are_taken_in_where_nothing_may_wait_but
         ask(cell, 1, "second")
     await cell.finish(*states)
     assert [state.answer.length for state in states] == [8] * 3
-    await cell.finish(*ask(cell, 1, "second"))
+    await cell.finish(*ask(cell, 1, "second"), *ask(cell, 1, "third"))
 
 
 async def test_an_error_of_one_answer_ends_the_request() -> None:

@@ -15,7 +15,8 @@ from dspark.wire.control_down import MAX_WINDOW
 
 def test_the_defaults_can_work() -> None:
     assert str(check(CoordinatorConfig())[0]) == "adaptive"
-    assert check(CoordinatorConfig(policy="fixed:3", rule="coupled")) == (Fixed(3), Rule.COUPLED)
+    told = CoordinatorConfig(policy="fixed:3", rule="coupled", window=MAX_WINDOW)
+    assert check(told) == (Fixed(3), Rule.COUPLED)
 
 
 ENDPOINTS = [

@@ -53,8 +53,10 @@ async def test_a_controller_without_descriptors_counts_nobody_as_dead(
     monkeypatch.setattr(
         asyncio, "open_connection", AsyncMock(side_effect=OSError(errno.EMFILE, ""))
     )
+    began = looking.heard
     await looking.look()
     assert looking.misses == 0
+    assert looking.heard > began  # or it would count as silent after a while
     await looking.close()
 
 

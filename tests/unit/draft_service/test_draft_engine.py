@@ -19,6 +19,7 @@ from dspark.errors import ConfigError
 from dspark.model.family import Anchors
 from dspark.types import Cursor, EmptyReason, SamplingParams
 from tests.draft_steps import GREEDY, draft_engine, fill, item
+from tests.unit.model.golden import altered
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 
@@ -32,6 +33,14 @@ def test_contexts_that_find_no_memory_are_refused_by_their_setting(golden_drafte
     config = DraftConfig(drafter=str(golden_drafter), context_tokens=1 << 40)
     with pytest.raises(ConfigError, match=r"^draft\.context_tokens: the memory of cpu has no room"):
         DraftEngine.load(config)
+
+
+def test_a_rotation_that_is_stretched_stretches_the_limit_of_blocks(
+    golden_drafter: Path, tmp_path: Path
+) -> None:
+    told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    change = {"rope_parameters": {"rope_theta": 1e6, **told}}
+    assert draft_engine(altered(tmp_path, change, of=golden_drafter)).context_length == 1024
 
 
 @pytest.mark.parametrize("entries", [1, 5])

@@ -8,6 +8,7 @@ import transformers
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import ENDLESS, context_length, load_target
+from dspark.model.config import MOST_TOKENS
 from dspark.model.target import TargetTaps
 from tests.unit.model.golden import TARGET
 
@@ -69,6 +70,8 @@ def test_a_limit_is_read_by_any_of_its_names() -> None:
         # as its authors say how to serve Qwen3 with long texts
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32768}, 40960),
+        ({"rope_type": "yarn", "factor": 2.0}, 81920),
+        ({"rope_type": "yarn", "factor": 1e308}, MOST_TOKENS),
         ({"rope_type": "dynamic", "factor": 2.5}, 102400),
         # says both lengths, or only how a length is read
         ({"rope_type": "linear", "factor": 4.0}, 40960),
