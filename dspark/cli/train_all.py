@@ -155,7 +155,7 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
         "prompts": content_digest(args.prompts),
         **settled(settings),
         "keep_tokens": content_digest(Path(settings.keep_tokens)) if settings.keep_tokens else None,
-        "start": fingerprint(settings.start, target=folder) if settings.start else None,
+        "start": fingerprint(settings.start) if settings.start else None,
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
         **{

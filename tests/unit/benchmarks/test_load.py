@@ -1,20 +1,25 @@
 """The load generator's bookkeeping: what counts, from when, and what is left out."""
 
 import asyncio
+import dataclasses
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dspark.client import Speculation
+from dspark.client import Options, Speculation
 from dspark.errors import InvalidRequest, Overloaded
-from dspark.loadgen import prompts, report
+from dspark.loadgen import prompts, report, sweep
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
+from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
-from dspark.loadgen.run import CUT, LoadPlan, Outcome, run
+from dspark.loadgen.run import CUT, MOST_REQUESTS, LoadPlan, Outcome, Progress, run
 from dspark.loadgen.summary import spread, summarise
 from dspark.plots import check, check_file
 from tests.faults.simulation import Simulation
@@ -54,12 +59,12 @@ class Server:
         pass
 
 
-def measure(server: Server, plan: LoadPlan) -> Outcome:
+def measure(
+    server: Server, plan: LoadPlan, progress: Progress = lambda answers, tokens: None
+) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
-        return simulation.run(
-            run(server, itertools.repeat(QUESTION), plan, lambda answers, tokens: None)
-        )
+        return simulation.run(run(server, itertools.repeat(QUESTION), plan, progress))
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:
@@ -84,8 +89,11 @@ def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length(
 
 def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:
     server = Server([StreamPiece(1, 8), StreamPiece(2, 8)])
-    outcome = measure(server, LoadPlan(concurrency=3, requests=10, warmup=4))
+    told: list[tuple[int, int]] = []
+    plan = LoadPlan(concurrency=3, requests=10, warmup=4)
+    outcome = measure(server, plan, lambda answers, tokens: told.append((answers, tokens)))
     assert (server.asked, server.most) == (14, 3)
+    assert told == [(n, 3 * n) for n in range(1, 15)]
     assert len(outcome.measured) == 10
     assert outcome.counters == {"bytes_features": 1000.0}
     point = summarise(outcome, series="x")
@@ -106,14 +114,38 @@ def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
     assert len({round(gap, 9) for gap in gaps}) > 6  # drawn, not even
 
 
+def starts(outcome: Outcome) -> list[float]:
+    return [answer.intended for answer in outcome.answers]
+
+
+def test_an_open_loop_counts_from_its_warm_up_on_and_is_drawn_by_its_seed() -> None:
+    server, plan = Server([StreamPiece(1, 8)]), LoadPlan(rate=100.0, requests=12, warmup=30)
+    outcome = measure(server, plan)
+    assert (server.asked, len(outcome.measured)) == (42, 12)
+    assert outcome.opened == outcome.measured[0].intended
+    assert summarise(outcome, series="x")["tokens"] == 12
+    other = dataclasses.replace(plan, seed=1)
+    assert starts(measure(server, plan)) == starts(outcome) != starts(measure(server, other))
+
+
+def test_an_open_loop_ends_with_its_time_or_with_its_requests() -> None:
+    server = Server([StreamPiece(1, 8)])
+    timed = measure(server, LoadPlan(rate=100.0, requests=1000, duration_s=2.0))
+    assert timed.closed - timed.opened == pytest.approx(2.0)
+    assert 100 < len(timed.measured) < 300
+    assert len(measure(server, LoadPlan(rate=100.0, duration_s=9.0)).answers) > 450
+
+
 def test_when_its_time_is_over_a_run_cuts_what_is_under_way_and_counts_its_tokens_alone() -> None:
     server = Server([StreamPiece(1, 8)] * 1000, pause_s=0.005)
     outcome = measure(server, LoadPlan(concurrency=2, duration_s=0.2))
     assert server.running == 0
     assert [answer.error for answer in outcome.measured] == [CUT, CUT]
     point = summarise(outcome, series="x")
-    assert (point["answers"], point["cut"], point["errors"], point["itl_ms"]) == (0, 2, {}, None)
+    assert (point["answers"], point["cut"], point["errors"]) == (0, 2, {})
+    assert (point["itl_ms"], point["latency_ms"]) == (None, None)
     assert point["tokens"] == sum(answer.tokens for answer in outcome.answers) > 0
+    assert point["bytes_per_token"] == {"features": round(200 / point["tokens"], 2)}
 
 
 def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None:
@@ -125,6 +157,10 @@ def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None
 
     outcome = measure(Full([]), LoadPlan(concurrency=1, requests=6))
     assert summarise(outcome, series="x")["errors"] == {"Overloaded": 3}
+    late = measure(Server([StreamPiece(1, 8)], pause_s=2.0), LoadPlan(2, requests=2, timeout_s=1.0))
+    assert summarise(late, series="x")["errors"] == {"Expired": 2}
+    silent = measure(Server([StreamPiece(0, 8)]), LoadPlan(concurrency=2, requests=2))
+    assert summarise(silent, series="x")["errors"] == {"Empty": 2}
 
     class Picky(Server):
         async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
@@ -137,6 +173,39 @@ def test_refusals_are_counted_by_kind_and_a_wrong_request_ends_the_run() -> None
     ):
         with pytest.raises(InvalidRequest, match="too many"):
             measure(Picky([]), plan)
+
+
+def test_every_figure_of_a_point() -> None:
+    """Of a message before the window, one answer in one message, and two that were sent late."""
+    outcome = Outcome(LoadPlan(rate=2.0, requests=3), opened=10.0, closed=20.0)
+    for intended, sent, times in ((9.0, 9.0, [9.5]), (10.0, 10.0, [12.0]), (11.0, 12.0, [13, 14])):
+        answer = MeasuredAnswer(QUESTION, intended, sent=sent, ended=times[-1] + 1)
+        for when in times:
+            answer.take(StreamPiece(4, 10), when)
+        outcome.answers.append(answer)
+    last = MeasuredAnswer(QUESTION, 12.0, sent=15.0, ended=18.0)
+    for when, count in ((15.0, 1), (15.5, 6), (17.0, 6)):
+        last.take(StreamPiece(count, 10, (), figures(1, 2.0, 3)), when)
+        last.take(StreamPiece(0, 0), when)
+    outcome.answers += [last, last]
+    point = summarise(outcome, series="x", counted_by="usage")
+    assert {name: point[name] for name in ("loop", "concurrency", "rate", "answers", "cut")} == {
+        "loop": "open",
+        "concurrency": None,
+        "rate": 2.0,
+        "answers": 4,
+        "cut": 0,
+    }
+    assert (point["window_s"], point["tokens"], point["tok_s"]) == (10.0, 38, 3.8)
+    assert (point["tok_s_user"], point["tok_s_user_p50"]) == (5.33, 6.0)
+    assert [point[f"{name}_ms"]["mean"] for name in ("ttft", "latency", "late")] == [
+        pytest.approx(1e3 * mean)
+        for mean in ((2 + 2 + 3 + 3) / 4, (3 + 4 + 6 + 6) / 4, (0 + 1 + 3 + 3) / 4)
+    ]
+    assert point["gap_ms"]["mean"] == pytest.approx(5000 / 5, abs=1e-3)
+    assert point["itl_ms"]["mean"] == pytest.approx(5000 / 28, abs=1e-3)
+    assert (point["tau"], point["counted_by"]) == (2.0, "usage")
+    assert point["bytes_per_token"] == {"client": round(90 / 38, 2)}
 
 
 def figures(rounds: int, committed: float, verified: int) -> Speculation:
@@ -170,6 +239,7 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
         ({"concurrency": 1, "rate": 1.0, "requests": 1}, "concurrency"),
         ({"concurrency": 10**9, "requests": 1}, "concurrency"),
         ({"rate": 1e9, "duration_s": 1.0}, "requests"),
+        ({"concurrency": 1, "requests": MOST_REQUESTS, "warmup": 1}, "requests"),
         ({"rate": 1e-9, "duration_s": 1.0, "warmup": 2}, "rate"),
     ],
 )
@@ -180,9 +250,9 @@ def test_a_plan_of_too_little_or_too_much_is_refused(wrong: dict[str, float], fi
 
 def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    ids = '{"prompt_token_ids": [1, 2], "max_tokens": 3, "domain": "d"}'
+    ids = '{"prompt_token_ids": [0, 2], "max_tokens": 3, "domain": "d"}'
     path.write_text(f'{{"prompt": "a"}}\n\n{ids}\n')
-    assert prompts.from_file(path) == [Question("a"), Question((1, 2), "d", 3)]
+    assert prompts.from_file(path) == [Question("a"), Question((0, 2), "d", 3)]
     for line in (
         "[]",
         "{",
@@ -193,6 +263,19 @@ def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> Non
         path.write_text(line)
         with pytest.raises(InvalidRequest, match=r"prompts: .*:1"):
             prompts.from_file(path)
+
+
+def test_a_question_has_its_own_length_and_draws() -> None:
+    common = Options(max_tokens=9, seed=5)
+    assert Question("a", max_tokens=3).options(common, 2) == {"max_tokens": 3, "seed": 7}
+    assert Question("a").options(common, 3) == {"max_tokens": 9, "seed": 8}
+    assert Question("a").options(Options(max_tokens=9), 2) == {"max_tokens": 9}
+
+
+def test_random_prompts_are_of_ordinary_ids() -> None:
+    asked = prompts.random_ids(20, 30, vocabulary=20, seed=1)
+    assert [len(each.prompt) for each in asked] == [30] * 20
+    assert {token for each in asked for token in each.prompt} == {16, 17, 18, 19}
 
 
 def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> None:
@@ -207,8 +290,10 @@ def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> N
 
 def test_metrics_pages_are_summed_by_name_and_label() -> None:
     samples = read(
-        '# HELP x\nx_total{kind="a",d="s"} 2\nx_total{kind="b",d="s"} 3.5\nx 7\nbroken\n'
+        '# HELP x\nx_total{kind="a",d="s"} 2\nx_total{kind="b",d="s"} 3.5\n'
+        "x_total_s 9\nx seven\nx 7\nbroken\n"
     )
+    assert (total(samples, "x_total", 'd="s"', 'kind="b"'), total(samples, "x")) == (3.5, 7.0)
     assert total(samples, "x_total") == 5.5
     assert total(samples, "x_total", 'kind="a"') == 2.0
 
@@ -250,6 +335,70 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
         check_file("save", tmp_path)
     check_file("save", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    saved.write_text("[]")
-    with pytest.raises(InvalidRequest, match="no saved run"):
-        report.load(saved)
+    for told in ("[]", json.dumps({"points": [{**points[0], "budget": 0}, {"series": "x"}]})):
+        saved.write_text(told)
+        with pytest.raises(InvalidRequest, match="no saved run"):
+            report.load(saved)
+
+
+POINT: dict[str, Any] = {
+    "series": "x", "concurrency": 2, "rate": None, "tok_s": 1234.5, "tok_s_user": 60.7,
+    "ttft_ms": {"p50": 10.0, "p99": 11.0}, "itl_ms": {"p50": 2.0, "p99": 3.0},
+    "tau": 2.5, "budget": 4.25, "verifiers": 1, "drafters": 3,
+    "verify_busy": {"mean": 0.9}, "draft_busy": {"mean": 0.4}, "coordinator_busy": {"mean": 0.1},
+    "bytes_per_token": {"client": 12.0}, "errors": {"Expired": 1}, "wall_s": 5.0,
+}  # fmt: skip
+
+
+def test_a_table_says_what_was_measured_and_a_plot_has_speed_over_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [re.split(r"  +", line.strip()) for line in report.table([POINT]).splitlines()]
+    assert dict(zip(*rows, strict=True)) == {
+        "series": "x", "V": "1", "D": "3", "load": "2 users", "tok/s": "1,234.5",
+        "tok/s/user": "60.7", "TTFT p50/p99 ms": "10.0/11.0", "ITL p50/p99 ms": "2.0/3.0",
+        "tau": "2.50", "budget": "4.25", "V busy": "0.90", "D busy": "0.40", "C busy": "0.10",
+        "bytes/token": "client 12", "errors": "Expired 1", "wall s": "5.0",
+    }  # fmt: skip
+    drawn: list[Any] = []
+    monkeypatch.setattr(report, "write", lambda figure, path: drawn.append(figure))
+    report.draw([POINT], Path("p.png"))
+    lines = {
+        axes.get_title(): [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines]
+        for axes in drawn[0].axes
+    }
+    assert lines["speed"] == [(1234.5, 60.7)]
+    assert lines["budget"][0] == (2, 4.25)
+    assert lines["pools"] == [(2, 0.9), (2, 0.4)]
+
+
+def order(**told: Any) -> sweep.SweepOrder:
+    usual: dict[str, Any] = {
+        "endpoint": "e", "token": None, "openai": "", "model": "", "concurrency": (), "rate": (),
+        "policy": ("",), "requests": 0, "duration": 0.0, "warmup": None, "seed": 3, "timeout": 5.0,
+        "prompts": None, "domains": (), "input_len": None, "vocabulary": None, "output_len": 9,
+        "stop_at_eos": False, "temperature": 0.0, "rule": None,
+    }  # fmt: skip
+    return sweep.SweepOrder(**{**usual, **told})
+
+
+def test_an_order_becomes_the_plans_of_its_points() -> None:
+    own: Any = {"timeout_s": 5.0, "seed": 3}
+    assert sweep._plan(order(), 1, 0.0) == LoadPlan(1, requests=16, warmup=2, **own)
+    assert sweep._plan(order(), 50, 0.0) == LoadPlan(50, requests=200, warmup=50, **own)
+    timed = order(duration=2.0, warmup=0)
+    assert sweep._plan(timed, 0, 3.0) == LoadPlan(rate=3.0, duration_s=2.0, **own)
+
+
+async def test_an_order_becomes_the_options_of_its_requests() -> None:
+    told = order(rule="block", temperature=0.5, stop_at_eos=True)
+    endpoint = sweep._endpoint(told, "fixed:2")
+    assert isinstance(endpoint, GrpcEndpoint)
+    assert endpoint._options == {
+        "max_tokens": 9, "temperature": 0.5, "ignore_eos": None, "seed": 3,
+        "policy": "fixed:2", "rule": "block",
+    }  # fmt: skip
+    await endpoint.close()
+    other = sweep._endpoint(order(endpoint=None, model="m"), "")
+    assert isinstance(other, OpenAiEndpoint)
+    assert (other._options["ignore_eos"], other._options["seed"]) == (True, None)

@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from coordinator.watching.tracing import MOST_TRACED, Tracing
 from tests.fakes import read
@@ -18,10 +19,10 @@ UNSAMPLED = CALLER[:-1] + "0"
 
 
 class Traced:
-    def __init__(self, share: float = 0.0) -> None:
-        self.cell = RoundsCell(bypass=False)
+    def __init__(self, share: float = 0.0, **settings: Any) -> None:
+        self.cell = RoundsCell(bypass=False, **settings)
         self._kept = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
+        provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
         cell = self.cell
         self.tracing = Tracing(provider, share, cell.explain, cell.clock, cell.metrics)
@@ -66,6 +67,48 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     assert all(each.end_time <= passes[each.parent.span_id].start_time for each in drafts)
     for span in traced.spans():
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+
+
+@pytest.mark.parametrize(("policy", "empty"), [("threshold:0.85", ""), ("off", "policy_off")])
+async def test_spans_say_what_the_rounds_say_and_take_as_long(policy: str, empty: str) -> None:
+    traced = Traced(max_running=1)
+    traced.cell.ask()  # which it waits for
+    with traced.cell.explain.request("r2") as watch:
+        state = traced.cell.ask(max_tokens=12, policy=policy, traceparent=CALLER)
+        await traced.cell.finish(state)
+        parts = watch.taken()
+    await asyncio.sleep(0.01)
+    (root,), (admission,), (prefill,) = map(traced.spans, ("generate", "admission", "prefill"))
+    assert root.attributes["gen_ai.usage.input_tokens"] == len(state.request.prompt)
+    stats, begin = state.stats, root.start_time
+    assert stats.queue_s() > 0
+    ends = (stats.queue_s(), stats.first_token_s(), stats.total_s())
+    for span, seconds in zip((admission, prefill, root), ends, strict=True):
+        assert span.end_time - begin == pytest.approx(1e9 * seconds, abs=2)
+    assert (admission.start_time, prefill.start_time) == (begin, admission.end_time)
+    inner = {
+        (each.name, each.parent.span_id): each.attributes
+        for name in ("draft", "verify")
+        for each in traced.spans(name)
+    }
+    spans = traced.spans("round")
+    assert {part.round.why_empty[part.at] for part in parts} == {empty}
+    for span, part in zip(spans, parts, strict=True):
+        made, timing = part.round, part.round.report.timing
+        said, why = made.rounds[part.at], made.why_empty[part.at]
+        assert dict(span.attributes) == {
+            "dspark.lane": "verify/1",
+            "dspark.cohort.sequences": 1,
+            "dspark.spec.drafted": len(said.confidence),
+            "dspark.spec.verified": said.verified,
+            "dspark.spec.accepted": said.accepted,
+            "dspark.spec.committed": part.kept,
+            **({"dspark.spec.without_draft": why} if why else {}),
+        }
+        of_verifier = {"dspark.worker": "verify/1", "dspark.device_s": timing.forward_s}
+        of_drafter = {"dspark.worker": "draft/0", "dspark.device_s": timing.draft_s}
+        assert inner["verify", span.context.span_id] == of_verifier
+        assert inner.get(("draft", span.context.span_id)) == (of_drafter if not why else None)
 
 
 async def test_a_request_of_several_answers_is_told_of_them_all() -> None:

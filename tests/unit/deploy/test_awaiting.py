@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy import awaiting
-from dspark.client import find_cell
+from dspark.client import CellStatus, LaneStatus, ProcessStatus, find_cell
 from dspark.client.cell import write_cell
 from dspark.errors import Unavailable
 from tests.noted_cell import CELL
@@ -38,6 +38,55 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
     assert asked[0][:3] == (cell, 2, 1)
+
+
+VERIFIER, DRAFTER = (
+    ProcessStatus(role=name.partition("/")[0], name=name, state="serving")
+    for name in ("verify/0", "draft/0")
+)
+FED = LaneStatus(verifier="verify/0", drafters=("draft/0",))
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (CellStatus((VERIFIER, DRAFTER), lanes=(FED,)), ""),
+        (CellStatus((VERIFIER,), lanes=(FED,)), "1 of 1 lanes, 1 of 1 drafters feed"),
+        (CellStatus((VERIFIER, DRAFTER)), "0 of 1 lanes, 0 of 1 drafters feed"),
+        (
+            CellStatus((VERIFIER, DRAFTER), lanes=(replace(FED, drafters=()),)),
+            "1 of 1 lanes, 0 of 1 drafters feed",
+        ),
+        (CellStatus((VERIFIER, DRAFTER), lanes=(FED, FED)), "2 of 1 lanes, 1 of 1 drafters feed"),
+        (
+            CellStatus((VERIFIER, replace(DRAFTER, state="lost", detail="away")), lanes=(FED,)),
+            "draft/0 is lost (away)",
+        ),
+    ],
+)
+def test_what_a_coordinator_lacks_is_told(status: CellStatus, said: str) -> None:
+    assert awaiting.missing(status, 1, 1) == said
+
+
+def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(awaiting, "POLL_S", 0.0)
+    monkeypatch.setattr(awaiting, "REMIND_EVERY_S", -1.0)
+    told, away = list[str](), [1, 1]
+
+    class Coming:
+        def status(self) -> CellStatus:
+            if away:
+                away.pop()
+                raise Unavailable("nobody there")
+            return CellStatus((VERIFIER, DRAFTER), lanes=(FED,))
+
+    client: Any = Coming()
+    awaiting.await_lanes(client, 1, 1, float("inf"), told.append)
+    assert told == ["still waiting: nobody there"] * 2
+    with pytest.raises(Unavailable, match="not connected in time: 1 of 2 lanes"):
+        awaiting.await_lanes(client, 2, 1, 0.0, told.append)
 
 
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:

@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from deploy import controller as controller_module
+from deploy import probe, reconcile
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
@@ -28,6 +29,8 @@ class HealthFleet:
         self.servers: dict[str, grpc.aio.Server] = {}
         self.started: list[str] = []
         self.ended: list[str] = []
+        self.graces: dict[str, float] = {}
+        self.adoptions = 0
         self.broken: dict[str, StartFailed] = {}
         self.left: dict[str, StartedProcess] = {}
         self.unplaced: set[str] = set()
@@ -35,6 +38,7 @@ class HealthFleet:
         self._incarnations = itertools.count(1)
 
     async def adopt(self) -> Mapping[str, StartedProcess]:
+        self.adoptions += 1
         return self.left
 
     async def launch(self, replica: Replica) -> StartedProcess:
@@ -55,6 +59,7 @@ class HealthFleet:
 
     async def end(self, name: str, grace_s: float) -> None:
         self.ended.append(name)
+        self.graces[name] = grace_s
         await self.crash(name)
 
     async def crash(self, name: str) -> None:
@@ -79,6 +84,7 @@ class Listener:
         self.needed: set[str] = set()
         self.cell = CellStatus()
         self.deaf = False
+        self.looks = 0
 
     async def announce(
         self,
@@ -93,6 +99,7 @@ class Listener:
         return frozenset(draining - self.needed)
 
     async def status(self, coordinator: StartedProcess) -> CellStatus:
+        self.looks += 1
         return self.cell
 
 
@@ -215,6 +222,9 @@ async def test_a_new_controller_adopts_what_still_runs(cell: Cell) -> None:
     await cell.told("verify/0")
     assert "verify/0" not in cell.fleet.started
     assert cell.listener.told[-1]["verify/0"] == cell.fleet.left["verify/0"].incarnation
+    heard = len(cell.listener.told)
+    await until(lambda: len(cell.listener.told) > heard)
+    assert cell.fleet.adoptions == 1, "it ends who does not answer, as one that starts"
 
 
 async def test_front_ends_that_are_adopted_first_follow_the_coordinator_too(make: Make) -> None:
@@ -238,6 +248,39 @@ async def test_wanted_sizes_are_told_for_a_successor_and_kept_whoever_is_left(ce
     assert told == [(2, 1)]
 
 
+async def test_a_process_that_stays_silent_is_replaced(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "HUNG_AFTER_S", 0.1)
+    monkeypatch.setattr(probe, "LOOK_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
+        cell.begin()
+        await until(lambda: "verify/0" in cell.fleet.started)
+    assert "verify/0" in cell.fleet.ended
+
+
+async def test_a_front_end_whose_port_is_taken_gets_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "FIRST_DELAY_S", 0.01)
+    cell = make({ProcessRole.FRONTEND: {"bind": "127.0.0.1:0"}}, frontends=1)
+    await cell.run()
+    launch, binds = cell.fleet.launch, list[str]()
+
+    async def noting(replica: Replica) -> StartedProcess:
+        binds.append(replica.settings["bind"])
+        if len(binds) == 1:
+            raise StartFailed("its port is taken", fatal=False)
+        return await launch(replica)
+
+    monkeypatch.setattr(cell.fleet, "launch", noting)
+    before = cell.row("frontend/0")["endpoint"]
+    await cell.fleet.crash("frontend/0")
+    await until(lambda: len(binds) == 2 and cell.phases()["frontend/0"] == "serving")
+    assert binds == [before, "127.0.0.1:0"]
+
+
 async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Cell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
@@ -259,6 +302,7 @@ async def test_a_pool_that_grows_is_started_and_one_that_shrinks_is_drained_and_
     )
     await until(lambda: "draft/1" not in cell.fleet.servers)
     assert cell.fleet.ended == ["draft/1"]
+    assert cell.fleet.graces["draft/1"] == controller_module.END_GRACE_S
     await asyncio.sleep(0.1)
     assert cell.fleet.started.count("draft/1") == 1
     cell.controller.resize(2, 2)
@@ -328,6 +372,7 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
     await until(lambda: "draft/1" in cell.fleet.started)
     cell.controller.resize(1, 1)
     await until(lambda: cell.fleet.ended == ["draft/1"])
+    assert cell.fleet.graces["draft/1"] == 0, "it cannot hear that it is to end"
     await until(lambda: "draft/1" not in cell.phases())
     cell.fleet.unplaced.clear()
     cell.controller.resize(1, 2)
@@ -338,12 +383,12 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
 async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe, readable = controller_module.Probe, False
+    real, readable = controller_module.Probe, False
 
     def opened(*words: Any) -> Any:
         if not readable:
             raise ConfigError("tls_cert: cannot be read")
-        return probe(*words)
+        return real(*words)
 
     monkeypatch.setattr(controller_module, "Probe", opened)
     adopting, starting = make(), make()
@@ -363,6 +408,7 @@ async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
 async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(controller_module, "DRAIN_S", 1e9)
     cell = make(verifiers=2, options={"drain_s": 0.2})
     cell.listener.needed = {"verify/1"}
     seen_at_end: list[bool] = []
@@ -395,6 +441,19 @@ async def test_pools_follow_the_load_within_their_bounds(make: Make) -> None:
     cell.listener.cell = CellStatus()
     await until(lambda: "draft/0" not in cell.fleet.servers)
     assert cell.controller.sizes() == (1, 0)
+
+
+async def test_what_an_operator_said_is_not_undone_at_the_next_look(make: Make) -> None:
+    config = AutoscaleConfig(
+        enabled=True, max_verifiers=3, look_s=0.01, window_s=0.05, down_after_s=0.0
+    )
+    cell = make(options={"autoscale": config})
+    await cell.run()
+    cell.controller.resize(3, 0)
+    await until(lambda: {"verify/1", "verify/2"} <= cell.fleet.servers.keys())
+    looks = cell.listener.looks
+    await until(lambda: cell.listener.looks > looks + 10)
+    assert cell.controller.sizes() == (3, 0)
 
 
 async def test_the_patience_of_autoscaling_begins_anew_while_replicas_start(
@@ -464,7 +523,8 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     assert [replica.settings["coordinator"] for replica in fronts] == [
         endpoints["coordinator/0"]
     ] * 2
-    await cell.told()
+    heard = len(cell.listener.told)
+    await until(lambda: len(cell.listener.told) > heard + 1)
     assert set(cell.listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"
 
     await cell.fleet.crash("frontend/1")
