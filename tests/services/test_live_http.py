@@ -62,8 +62,8 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
     assert "".join(token["text"] for token in tokens) == expected.text
     assert end["tokens"] == 48
     assert end["rounds"] == len(rounds)
-    for told in (each["told"] for each in rounds):
-        slots = told["slots"]
+    for each in rounds:
+        told, slots = each["told"], each["told"]["slots"]
         assert [slot["survival"] for slot in slots] == sorted(
             (slot["survival"] for slot in slots), reverse=True
         )
@@ -72,6 +72,13 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
         assert (told["empty_because"] != "") == (not slots)
         assert policy != "off" or told["empty_because"] == "policy_off"
         assert policy != "fixed:3" or not slots or told["why"] in ("fixed", "whole", "room")
+        named = [slot for slot in slots if slot["token_id"] is not None]
+        assert [slot["text"] for slot in named] == [token["text"] for token in each["tokens"]][
+            : len(named)
+        ]
+    assert 0 < end["first_ms"] < end["total_ms"]
+    assert end["verified"] == sum(each["told"]["prefix"] for each in rounds)
+    assert end["drafted"] == sum(len(each["told"]["slots"]) for each in rounds)
     drafted = sum(token["origin"] == "drafted" for token in tokens)
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
     assert policy == "adaptive" or (drafted > 0) is (policy != "off")  # may find that none pays

@@ -16,6 +16,7 @@ from dspark.model.config_file import config_to_json, parse_drafter_config, read_
 from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.model.formats import nested, speculators
 from dspark.model.formats.convert import to_speculators
+from dspark.model.formats.vocabulary import DraftVocabulary
 from tests.unit.model.golden import ALL, DATA, altered, without
 from tests.unit.model.tiny import greedy
 
@@ -94,6 +95,19 @@ def test_settings_inside_are_lifted_unless_others_stand_beside_them() -> None:
     assert lifted == {"markov_rank": 24, "num_target_layers": 6, "block_size": 5}
     with pytest.raises(CheckpointError, match=r"^dflash_config\.markov_rank: 24, and 8 beside it"):
         nested.to_released({"dflash_config": inner, "markov_rank": 8})
+
+
+@torch.no_grad()
+def test_what_only_trainers_use_is_not_read(tmp_path: Path) -> None:
+    to_speculators(DATA / "dspark_vanilla", tmp_path / "twin")
+    more = {name: torch.ones(3) for name in ("verifier_norm.weight", "mask_embedding")}
+    altered(tmp_path / "more", tensors=lambda held: held.update(more), of=tmp_path / "twin")
+    ours, theirs = load_drafter(tmp_path / "more"), load_drafter(tmp_path / "twin")
+    assert torch.equal(greedy(ours), greedy(theirs))
+
+
+def test_a_token_that_is_named_twice_is_drafted_once() -> None:
+    assert DraftVocabulary.of([5, 2, 5], 9).target_ids.tolist() == [2, 5]
 
 
 @torch.no_grad()
