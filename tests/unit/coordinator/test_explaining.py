@@ -11,6 +11,7 @@ import pytest
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
 from coordinator.lanes.watch import Reported, RoundPart
+from coordinator.live import feed
 from coordinator.watching.endings import Endings
 from coordinator.watching.explaining import origins, price, step_of, told
 from dspark.errors import Expired, Overloaded, RequestCancelled, Unavailable
@@ -181,6 +182,30 @@ async def test_how_an_answer_ended_badly(
     assert (said.ttft_ms > 0) is (first is not None)
     aborted = cell.metrics.value("request_success_total", finished_reason="abort")
     assert aborted == (outcome == "cancelled")
+
+
+def test_a_frame_of_the_live_page_in_numbers() -> None:
+    rounds = [
+        wire.RoundExplanation(
+            sequences=2, step_drafted=8, step_verified=5, step_committed=6, round_ms=10.0,
+            late=["draft/0"],
+        ),
+        wire.RoundExplanation(
+            sequences=1, step_drafted=4, step_verified=1, step_committed=2, round_ms=20.0,
+            late=["draft/0", "draft/1"],
+        ),
+    ]  # fmt: skip
+    assert feed._recent(rounds) == {
+        "turns": 3, "drafted": 12, "verified": 6, "committed": 8,
+        "late": {"draft/0": 2, "draft/1": 1}, "round_ms": 15.0,
+    }  # fmt: skip
+    ended = wire.EndedAnswer(
+        request_id="r", index=1, outcome="stop", completion_tokens=9, accepted_histogram=[1, 0, 3],
+        mean_acceptance_length=2.004, total_ms=12.34,
+    )  # fmt: skip
+    assert feed._ended(ended) == {
+        "id": "r", "index": 1, "outcome": "stop", "tokens": 9, "rounds": 4, "tau": 2.0, "ms": 12.3,
+    }  # fmt: skip
 
 
 def test_the_live_page_has_a_sentence_for_every_reason() -> None:
