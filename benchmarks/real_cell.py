@@ -109,7 +109,7 @@ async def _asked(
 ) -> loop.Outcome:
     server = GrpcEndpoint(endpoint, options)
     try:
-        outcome = await loop.run(server, asked, plan, lambda *_: None)
+        outcome = await loop.run(server, asked, plan)
     finally:
         await server.close()
     failed = [answer.error for answer in outcome.answers if answer.error not in ("", loop.CUT)]

@@ -68,6 +68,7 @@ class CoordinatorConfig(ClientsConfig):
         2,
         "Rounds a verifier may run beyond the last one that is committed; 0 is lockstep.",
         least=0,
+        most=1 << 16,
     )
     cohorts: int = setting(
         0,

@@ -28,7 +28,7 @@ from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
-from dspark.runtime.security import split_endpoint
+from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell
@@ -146,22 +146,34 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
 def _static(config: CoordinatorConfig) -> list[Address]:
     given = ((WorkerRole.VERIFY, config.verify), (WorkerRole.DRAFT, config.draft))
     return [
-        Address(role, endpoint, 0, f"{role.value}/{index}")
+        Address(role, join_endpoint(*split_endpoint(endpoint)), 0, f"{role.value}/{index}")
         for role, endpoints in given
         for index, endpoint in enumerate(endpoints)
     ]
 
 
-def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
-    """Opens the journal, None without a folder. Reads the records of earlier coordinators now."""
+def try_journal(config: CoordinatorConfig) -> None:
+    """Raises ConfigError for a folder of the journal that a coordinator on this machine could not
+    write, or that another one writes."""
+    if (file := _journal_file(config)) is not None:
+        file.close()
+
+
+def _journal_file(config: CoordinatorConfig) -> JournalFile | None:
     if config.journal is None:
         return None
-    file = JournalFile(
+    return JournalFile(
         Path(config.journal),
         sync=config.journal_sync,
         sync_s=config.journal_sync_s,
         segment_bytes=config.journal_segment_mb << 20,
     )
+
+
+def _journal(config: CoordinatorConfig, metrics: Metrics) -> Journal | None:
+    """Opens the journal, None without a folder. Reads the records of earlier coordinators now."""
+    if (file := _journal_file(config)) is None:
+        return None
     try:
         return Journal(file, keep_s=config.journal_keep_s, metrics=metrics)
     except OSError as error:

@@ -16,7 +16,7 @@ from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
-from dspark.runtime.security import EVERYWHERE
+from dspark.runtime.security import EVERYWHERE, join_endpoint, split_endpoint
 from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
 
@@ -75,8 +75,9 @@ def _reachable(endpoint: str) -> str:
     """The endpoint, with the node's address in place of a host that means all interfaces."""
     import ray
 
-    host, _, port = endpoint.rpartition(":")
-    return f"{ray.util.get_node_ip_address()}:{port}" if host in EVERYWHERE else endpoint
+    host, port = split_endpoint(endpoint)
+    node = ray.util.get_node_ip_address()
+    return join_endpoint(node, port) if host in EVERYWHERE else endpoint
 
 
 def _at_hand(settings: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
 from dspark.client import CellStatus, Client, find_cell
 from dspark.client.cell import Cell, write_cell
-from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.errors import DsparkError, Unavailable, WrongCommand
 
 POLL_S = 0.1
 REMIND_EVERY_S = 10.0
@@ -54,7 +54,8 @@ def await_replicas(
                 raise Unavailable(f"{row['name']} cannot start: {row['reason']}")
             if row["unplaced"]:
                 raise Unavailable(f"{row['name']} cannot be placed: {row['reason']}")
-            where = f" at {row['endpoint']} (pid {row['pid']})" if row["endpoint"] else ""
+            http = f" and {row['http']}/v1" if row["http"] else ""
+            where = f" at {row['endpoint']}{http} (pid {row['pid']})" if row["endpoint"] else ""
             line = f"{row['name']}: {row['phase']}{where}" + (
                 f", {row['reason']}" if row["reason"] else ""
             )
@@ -123,7 +124,7 @@ def scale(
     Workers that leave get no new sequences and are waited for.
     """
     if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
-        raise ConfigError("scale: a cell needs at least one verifier, and no pool can be negative")
+        raise WrongCommand("scale: a cell needs at least one verifier, and no pool can be negative")
     cell = find_cell()
     with joined(cell) as cluster:
         wanted: tuple[int, int] = cluster.resize(cell, verifiers, drafters, autoscale)

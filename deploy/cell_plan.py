@@ -23,19 +23,27 @@ from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir
-from dspark.runtime.security import EVERYWHERE, check_listeners, is_loopback, split_endpoint
+from dspark.runtime.security import (
+    EVERYWHERE,
+    check_listeners,
+    is_loopback,
+    join_endpoint,
+    plain_host,
+    split_endpoint,
+)
 from dspark.runtime.tls import Tls
 from dspark.synthetic.spec import load_spec
 from dspark.targets import check_model
 
 log = structlog.get_logger("dspark.deploy")
 
-FILES = ("synthetic", "tls_cert", "tls_key", "tls_ca")
+TLS = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
+FILES = ("synthetic", *TLS[:3])
 CLIENT_TOKENS = "client_token_file"
 # Settings of the cell that every process gets, where it has a setting of that name.
 HANDED_ON = (
     *("target", "drafter", "engine", "device", "policy", "rule", "cell", "insecure"),
-    *(*FILES, "tls_server_name", "tls_require_client_cert"),
+    *("synthetic", *TLS, "tls_require_client_cert"),
 )
 
 
@@ -50,7 +58,8 @@ def read_config(
     full: dict[str, Any] = {
         key: str(Path(path).resolve()) for key in FILES if (path := getattr(given, key))
     }
-    given = replace(given, address=given.address or ray_environment.job_address(environ), **full)
+    address = given.address or ray_environment.job_address(environ)
+    given = replace(given, address=address, bind=plain_host(given.bind), **full)
     _check_tls(given)
     if given.synthetic:
         load_spec(given.synthetic)  # a faulty file is refused before anything starts
@@ -83,16 +92,22 @@ def plan_topology(
         **drawn,
         "target_revision": config.revision,
         "drafter_revision": config.revision,
-        "bind": f"{config.bind}:0",
+        "bind": join_endpoint(config.bind, 0),
     }
     # "none": None would keep what the file says of the coordinator
     http = http_bind(config.http, here=_is_here(config.address)) or "none"
-    own = {ProcessRole.COORDINATOR: {"bind": f"{config.bind}:{port}", "http": http}}
+    own = {ProcessRole.COORDINATOR: {"bind": join_endpoint(config.bind, port), "http": http}}
     settings = {
         role: load_settings(role, file=file, environ=environ, flags=shared | own.get(role, {}))
         for role in ProcessRole
     }
     for role, made in settings.items():
+        for key in TLS:
+            if most[role] and made[key] != getattr(config, key):
+                raise ConfigError(
+                    f"{role}.{key}: {made[key]}, but all processes of a cell have the same; name "
+                    f"it as cluster.{key}"
+                )
         _tell_unused(role, made, load_settings(role, file=file, environ=environ, flags={}))
     _admit_clients(settings, for_clients)
     for role in ProcessRole:
@@ -196,7 +211,7 @@ def _check_tls(config: ClusterConfig) -> None:
     other."""
     try:
         if (tls := Tls.of(config)) is not None:
-            here = config.bind.strip("[]")
+            here = config.bind
             if config.bind in EVERYWHERE:  # then processes are called by their node's address
                 here = "127.0.0.1" if config.address is None else ""
             tls.check_shared(

@@ -64,7 +64,8 @@ class Controller:
         self._seen: dict[str, Observed] = {}
         self._running: dict[str, Probe] = {}  # of each process that serves
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._fronts: dict[str, tuple[str, str]] = {}  # of front ends: (coordinator, own endpoint)
+        # of front ends: (coordinator, the process)
+        self._fronts: dict[str, tuple[str, StartedProcess]] = {}
         # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
         self.on_resized: Callable[[int, int], None] = lambda verifiers, drafters: None
 
@@ -198,7 +199,7 @@ class Controller:
             log.info("replica.serving", replica=name, endpoint=started.endpoint, pid=started.pid)
             return
         except StartFailed as error:
-            self._fronts.pop(name, None)  # its former port may be taken
+            self._fronts.pop(name, None)  # its former ports may be taken
             reason, fatal = str(error), error.fatal
             log.error("replica.start_failed", replica=name, reason=reason, fatal=fatal)
         except Exception as error:
@@ -216,18 +217,21 @@ class Controller:
         if role is ProcessRole.FRONTEND:
             # one that is adopted without its coordinator follows the next one
             its = coordinator.process.endpoint if coordinator is not None else ""
-            self._fronts[name] = (its, started.endpoint)
+            self._fronts[name] = (its, started)
 
     def _placed(self, replica: Replica) -> Replica:
-        """The front end with the coordinator's endpoint in its settings, and with its former port,
+        """The front end with the coordinator's endpoint in its settings, and with its former ports,
         where its clients look for it."""
         settings = {
             **replica.settings,
             "coordinator": self._running[self._topology.coordinator.name].process.endpoint,
         }
         if replica.name in self._fronts:
-            port = self._fronts[replica.name][1].rpartition(":")[2]
-            settings["bind"] = f"{settings['bind'].rpartition(':')[0]}:{port}"
+            _, former = self._fronts[replica.name]
+            for key, at in (("bind", former.endpoint), ("http", former.http)):
+                if at:
+                    port = at.rpartition(":")[2]
+                    settings[key] = f"{settings[key].rpartition(':')[0]}:{port}"
         return replace(replica, settings=settings)
 
     async def _follow_coordinator(self) -> None:

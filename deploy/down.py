@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.channel import health_of, sync_channel
+from dspark.runtime.security import split_endpoint
 
 Say = Callable[[str], None]
 
@@ -132,6 +134,16 @@ def answers(cell: Cell) -> bool:
     return True
 
 
+def listens(cell: Cell) -> bool:
+    """Whether the coordinator's port takes connections, as that of one does that is too busy to
+    answer, or whose certificates are changing."""
+    try:
+        socket.create_connection(split_endpoint(cell.endpoint), ASK_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def close_remote(cell: Cell, say: Say, grace_s: float) -> bool:
     """Drains and removes the cell's actors; a Ray cluster that others run is left as it is. False
     where another cell has the name by now. Raises DsparkError where Ray's head is gone and the cell
@@ -141,10 +153,10 @@ def close_remote(cell: Cell, say: Say, grace_s: float) -> bool:
             cluster.close_cell(cell, grace_s)
     # any other failure is the user's to mend, and the state file stays
     except NobodyListens as error:
-        if answers(cell):  # processes outlive their head for a minute, or until it is back
+        if listens(cell):  # processes outlive their head for a minute, or until it is back
             raise DsparkError(
-                f"{error}; the cell still serves at {cell.endpoint}: `dspark down` again when Ray's"
-                " head is back, or when the nodes have ended without it"
+                f"{error}; the cell still listens at {cell.endpoint}: `dspark down` again when "
+                "Ray's head is back, or when the nodes have ended without it"
             ) from error
         say(f"{error}; with the cluster its actors are gone too")
     except AnotherCell as error:

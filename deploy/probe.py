@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections.abc import Mapping, Set
 from typing import Any
@@ -72,14 +73,15 @@ class Probe:
 
 
 async def _refuses(endpoint: str) -> bool:
-    """Whether the endpoint refuses connections; silence is no refusal."""
+    """Whether the endpoint refuses connections; silence is no refusal, and neither is a want of
+    descriptors here."""
     host, port = split_endpoint(endpoint)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
     except TimeoutError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
     writer.close()
     return False
 

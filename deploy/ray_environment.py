@@ -21,7 +21,7 @@ from deploy.fleet import NobodyListens, NothingStarted
 from deploy.process_tags import VARIABLE
 from dspark.client import find_cell
 from dspark.client.cell import Cell
-from dspark.errors import ConfigError, DsparkError
+from dspark.errors import DsparkError, WrongCommand
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import state_dir
 from dspark.runtime.security import is_loopback, split_endpoint
@@ -156,9 +156,9 @@ def run(words: Sequence[str]) -> int:
     """`dspark ray`: runs one of Ray's commands and returns its exit code."""
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise ConfigError("ray: say which of Ray's commands, as in `dspark ray -- status`")
+        raise WrongCommand("ray: say which of Ray's commands, as in `dspark ray -- status`")
     if words[0] in REFUSED:
-        raise ConfigError(
+        raise WrongCommand(
             f"ray: `ray {words[0]}` ends what is not this cell's; `dspark down` ends the cell"
         )
     cell = find_cell()

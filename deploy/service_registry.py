@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.topology import ProcessRole
-from dspark.runtime.config import load_config
 from dspark.runtime.process import collect_rarely, keep_to
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ def load_settings(
 ) -> dict[str, Any]:
     """The room's resolved configuration as plain values. Flags without a key in the room are left
     out."""
+    from dspark.runtime.config import load_config
+
     cls = config_class(role)
     known = {field.name for field in dataclasses.fields(cls)}
     mine = {key: value for key, value in flags.items() if key in known}

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import http_missing
+from coordinator.config import CoordinatorConfig, http_missing
+from coordinator.process import try_journal
 from deploy import footprint
 from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
@@ -32,7 +33,7 @@ from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
 from dspark.model.location import locate
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
-from dspark.runtime.security import EVERYWHERE, Security, check_listeners
+from dspark.runtime.security import EVERYWHERE, Security, check_listeners, join_endpoint
 from dspark.targets import folder_of, is_imported
 
 ENDED = "`dspark down` ended the cell while it started"
@@ -81,7 +82,7 @@ def bring_up(
     (port,) = [config.port] if config.port else free_ports(1)
     if config.address is None:
         check_listeners(
-            [("cluster.port" if config.port else "cluster.bind", f"{config.bind}:{port}")]
+            [("cluster.port" if config.port else "cluster.bind", join_endpoint(config.bind, port))]
         )
     most = largest(config, autoscale)
     topology = plan_topology(
@@ -96,10 +97,11 @@ def bring_up(
         for role, template in topology.templates.items():
             if most[role]:
                 Security.of(config_class(role)(**template.settings))  # reads those that are named
+        try_journal(CoordinatorConfig(**topology.coordinator.settings))
         _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
     cell = Cell(
-        endpoint=f"{'127.0.0.1' if config.bind in EVERYWHERE else config.bind}:{port}",
+        endpoint=join_endpoint("127.0.0.1" if config.bind in EVERYWHERE else config.bind, port),
         cell_id=new_cell_id(),
         token_file=str(files["operator_token_file"]),
         ray_address=config.address or "",

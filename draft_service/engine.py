@@ -20,6 +20,7 @@ from draft_service.interface import DrafterShape, Rows
 from draft_service.interface import DraftItem as DraftItem
 from draft_service.sample_block import sample_block
 from dspark.decoding.shaping import Shaper, params_problem
+from dspark.errors import ConfigError, in_short
 from dspark.model.calibration import IDENTITY, Calibration, load_calibration
 from dspark.model.checkpoint import fingerprint, load_drafter
 from dspark.model.family import Anchors, Drafter, Proposal
@@ -49,12 +50,18 @@ class DraftEngine(DraftEngineCore):
         self._lag = drafter.needs.lag
         if drafter.needs.past:  # a whole model reads them: blocks and acknowledgements wait for it
             self.job_rows = PASS_TOKENS
-        contexts = ContextStore(
-            drafter,
-            tokens=config.context_tokens,
-            page_size=config.page_size,
-            max_sequences=config.max_sequences,
-        )
+        try:
+            contexts = ContextStore(
+                drafter,
+                tokens=config.context_tokens,
+                page_size=config.page_size,
+                max_sequences=config.max_sequences,
+            )
+        except (MemoryError, RuntimeError) as error:  # of numpy, of torch
+            raise ConfigError(
+                f"draft.context_tokens: the memory of {self.device} has no room for "
+                f"{config.context_tokens} rows ({in_short(error)})"
+            ) from error
         own = drafter.config
         shape = DrafterShape(own.vocab_size, drafter.width, own.block_size)
         super().__init__(config, version, contexts, shape, own.max_position_embeddings)

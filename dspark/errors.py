@@ -12,6 +12,7 @@ DsparkError
 |   `-- Forbidden          the caller is known and may not call this      PERMISSION_DENIED
 |-- PeerError              another service broke the protocol             INTERNAL
 |-- ConfigError            a configuration value is wrong; the process will not start
+|   `-- WrongCommand       the words of a command make no sense
 `-- CheckpointError        a checkpoint is not what it says; the process will not start
     `-- UnsupportedFamily  a drafter family that is recognised and not built yet
 """
@@ -94,6 +95,10 @@ class PeerError(DsparkError):
 
 class ConfigError(DsparkError):
     """A configuration value is wrong."""
+
+
+class WrongCommand(ConfigError):
+    """The words of a command make no sense, whatever is in files and elsewhere: exit code 2."""
 
 
 class CheckpointError(DsparkError):

@@ -81,7 +81,7 @@ def read_token_bytes(
         ArithmeticError,
         RecursionError,
     ) as error:
-        raise ConfigError(f"target: {path} cannot be read: {error}") from error
+        raise ConfigError(f"target: {path} cannot be read: {in_short(error)}") from error
     return [of.get(token, b"") for token in range(vocab_size)]
 
 

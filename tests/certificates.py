@@ -51,6 +51,10 @@ class Authority:
         """As it looks in the middle of a careless copy."""
         Path(self.path(file)).write_text("half a file")
 
+    def remove(self, file: str) -> None:
+        """As a copy begins that puts another file in its place."""
+        Path(self.path(file)).unlink()
+
     def settings(self) -> dict[str, str]:
         """The keys of a process's configuration."""
         return {

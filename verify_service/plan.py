@@ -60,7 +60,7 @@ class Group:
     gather: Tensor | None
     rows: Tensor | None  # [n * Q] indices of query tokens in the pass; None: all, in order
     kept: Tensor | None  # [sum of counts] indices of outputs without padding; None: all
-    _masks: dict[tuple[int | None, bool, torch.dtype], Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     @property
     def members(self) -> int:
@@ -68,7 +68,7 @@ class Group:
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [n, 1, groups * Q, S]; None if every query sees every key."""
-        key = (window, groups > 1, dtype)
+        key = (window, groups, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, groups, dtype)
         return self._masks[key]

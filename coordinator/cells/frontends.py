@@ -255,13 +255,12 @@ class CellService(frontend_pb2_grpc.CellServicer):
         request_iterator: AsyncIterator[frontend_pb2.FrontendBatch],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[frontend_pb2.CellBatch]:
+        batches = aiter(request_iterator)
+        hello = await _hello(batches)
         if len(self.attached) >= MAX_FRONTENDS:
             self._metrics.dropped.labels(kind="frontend", reason="too_many").inc()
             raise Overloaded(f"{MAX_FRONTENDS} front ends are attached already", retry_after_s=5.0)
-        batches = aiter(request_iterator)
-        attachment = FrontendConnection(
-            self._cell, await _hello(batches), self._clock, self._metrics
-        )
+        attachment = FrontendConnection(self._cell, hello, self._clock, self._metrics)
         self.attached.append(attachment)
         self._count()
         log.info(

@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 
 from dspark.errors import ConfigError
-from dspark.whole_file import placed
+from dspark.whole_file import placed, remove_partial
 
 log = structlog.get_logger("dspark.journal")
 
@@ -111,8 +111,7 @@ class JournalFile:
         os.close(self._lock)
 
     def _segments(self) -> list[Path]:
-        for leftover in self._folder.glob(f".{_NAMES}.{'?' * 16}"):  # of a process that was killed
-            leftover.unlink(missing_ok=True)
+        remove_partial(self._folder / _NAMES)  # of a process that was killed
         return sorted(self._folder.glob(_NAMES))
 
     def _sync_now_and_then(self, every_s: float) -> None:

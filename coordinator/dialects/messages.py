@@ -21,8 +21,8 @@ from coordinator.dialects.telling import (
 )
 from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
-from coordinator.http.calls import Part
 from coordinator.http.errors import as_message, described
+from coordinator.http.reader import Part
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string

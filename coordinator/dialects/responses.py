@@ -17,8 +17,8 @@ from coordinator.answers.answer import End, Reason
 from coordinator.dialects.telling import CommonFields, Translated, Writer, answer_chat, ours
 from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
-from coordinator.http.calls import Part
 from coordinator.http.errors import described
+from coordinator.http.reader import Part
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed, StreamOptions
 from coordinator.http.template import joined_texts, string

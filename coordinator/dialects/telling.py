@@ -19,12 +19,11 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import Asking
 from coordinator.http.body import validated
-from coordinator.http.calls import Part, joined
 from coordinator.http.chat import AskedChat, read_chat
+from coordinator.http.reader import Part, Reader
 from coordinator.http.reply import MANY, Object, respond, usage_of
 from coordinator.http.schema import ChatBody, SharedFields
 from coordinator.http.stream import event, written
-from coordinator.http.thoughts import Reader
 from dspark.errors import naming
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -154,10 +153,9 @@ async def _told(
             out: list[Object] = []
             if not begun:
                 begun, out = True, [*writer.begin(usage_of(asking))]
-            parts = [part for one in shown for text in one.texts for part in reader.push(text)]
-            if answer.end is not None:
-                parts += reader.close()
-            out += [event for part in joined(parts) for event in writer.part(part)]
+            texts = [text for one in shown for text in one.texts]
+            parts = reader.read(texts, over=answer.end is not None)
+            out += [event for part in parts for event in writer.part(part)]
             if answer.end is not None:
                 usage = usage_of(asking, reader.thought)
                 out += writer.end(answer.end, usage, called=reader.called)

@@ -117,7 +117,7 @@ class RemoteCell:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _attach(self) -> bool:
-        """Runs one stream from hello to its end; returns whether any batch was received."""
+        """Runs one stream from hello to its end; returns whether any batch was understood."""
         heard, why = False, "the stream ended"
         link = CoordinatorConnection(self._hello, asyncio.get_running_loop(), self._metrics)
         channel: grpc.aio.Channel | None = None
@@ -127,12 +127,13 @@ class RemoteCell:
             async for batch in ending_as_told(
                 stub.Attach(link, metadata=auth_metadata(self._security.token))
             ):
-                heard, self._link = True, link
+                self._link = link
                 self._metrics.cell_batches.labels(direction="in").inc()
                 if batch.HasField("terms"):
                     closed = batch.terms.closed
                     self._set_terms(None if closed else cell_wire.read_terms(batch.terms), closed)
                 link.heard(batch)
+                heard = True
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name.lower()}: {error.details()}"
         except PeerError as error:

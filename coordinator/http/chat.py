@@ -16,21 +16,13 @@ from coordinator.clock import beside
 from coordinator.http.api import Api
 from coordinator.http.asking import sampling
 from coordinator.http.body import described_by, read_body
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import CallReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from coordinator.http.reader import BEGIN, END, Part, Reader
 from coordinator.http.reply import Object, added, answered
 from coordinator.http.schema import ChatBody, form_of
 from coordinator.http.template import ChatTemplate, read_messages
-from coordinator.http.thoughts import (
-    BEGIN,
-    BEGINS,
-    END,
-    HarmonyReader,
-    PlainReader,
-    Reader,
-    ThoughtReader,
-    with_budget,
-)
+from coordinator.http.thoughts import BEGINS, HarmonyReader, with_budget
 from coordinator.http.tools import Calling, read_calling
 from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
@@ -114,8 +106,8 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
 def _reader(calling: Calling | None, template: ChatTemplate, inside: bool) -> Reader:
     if template.has_channels:
         return HarmonyReader()
-    rest: Reader = CallReader(calling.format) if calling is not None else PlainReader()
-    return ThoughtReader(rest, inside=inside) if template.marks_thoughts else rest
+    begun = inside if template.marks_thoughts else None
+    return CallReader(calling.format, inside=begun) if calling else Reader(inside=begun)
 
 
 class ChatShape:
@@ -136,10 +128,8 @@ class ChatShape:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        reader = self._readers[shown.index]
-        parts = [part for text in shown.texts for part in reader.push(text)]
-        delta = _delta(parts + reader.close() if shown.end else parts)
-        return {"delta": delta, "logprobs": chat_logprobs(self._texts, shown)}
+        parts = self._readers[shown.index].read(shown.texts, over=shown.end is not None)
+        return {"delta": _delta(parts), "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:
         called = end.reason is Reason.STOP and self._readers[index].called

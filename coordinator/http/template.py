@@ -21,10 +21,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from coordinator.reception.tokenizer import find_file
+from coordinator.reception.tokenizer import Tokenizer, find_file
 from coordinator.requests.validation import check_count
 from dspark.errors import ConfigError, InvalidRequest, Unsupported, in_short
 from dspark.token_bytes import CONFIG, MAP, SPECIAL, tokenizer_settings
+from dspark.token_bytes import FILE as VOCABULARY
 
 MAX_MESSAGES = 4096
 _TEXTS = {"text": "text", "refusal": "refusal"}
@@ -339,13 +340,22 @@ def find_template(target: str | None, revision: str | None) -> ChatTemplate | No
 
 
 def question_renderer(target: str) -> Callable[[str], str] | None:
-    """A function that renders a question as a chat's prompt; None if the target has no template."""
+    """A function that renders a question as a chat's prompt; None if the target has no template.
+
+    It is sent as plain text, so a token that the tokenizer puts before every text is left out.
+    """
     template = find_template(target, None)
     if template is None:
         return None
-    return lambda text: template.render(
-        [{"role": "user", "content": text}], {}, add_generation_prompt=True
-    )
+    put, path = "", _find(target, VOCABULARY, None)
+    if path is not None and (tokenizer := Tokenizer.load(path.parent)) is not None:
+        put = tokenizer.decode(tokenizer.encode("")[:1], skip_special=False)
+
+    def render(text: str) -> str:
+        turns = [{"role": "user", "content": text}]
+        return template.render(turns, {}, add_generation_prompt=True).removeprefix(put)
+
+    return render
 
 
 def _find(target: str | None, name: str, revision: str | None) -> Path | None:

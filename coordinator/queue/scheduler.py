@@ -112,7 +112,8 @@ class Scheduler:
 
     def _lacks_room(self, answers: int) -> bool:
         config = self._config
-        if not config.max_queued and len(self._homes) + answers > config.max_running:
+        running = len(self._homes)
+        if running and not config.max_queued and running + answers > config.max_running:
             return True
         return self._line.count + answers > max(config.max_queued, answers, 1)
 

@@ -68,8 +68,14 @@ class GenerationService(generate_pb2_grpc.GenerationServicer):
             written = self._as_they_come(stream)
             if self._pace is not None:
                 written = paced(written, self._pace, stream.request)
+            begun = False
             async with contextlib.aclosing(written) as messages:
                 async for message in messages:
+                    if not begun:
+                        # By itself: behind a first message that is cut off in the middle, and the
+                        # metadata with it, gRPC sends no status.
+                        await context.send_initial_metadata(())
+                        begun = True
                     await self._write(stream, message, context)
         finally:
             stream.leave()

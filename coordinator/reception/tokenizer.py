@@ -31,7 +31,7 @@ _HELD = 16
 class Tokenizer:
     """A checkpoint's own tokenizer."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         # ids of the special tokens, which are no text, by how they are written
@@ -58,8 +58,7 @@ class Tokenizer:
 
     def name_of(self, token: int) -> str | None:
         """The vocabulary entry of an id, as the vocabulary writes it."""
-        name: str | None = self._backend.id_to_token(token)
-        return name
+        return self._backend.id_to_token(token)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that the token stands for; empty for an unknown id."""
@@ -68,16 +67,14 @@ class Tokenizer:
 
     def id_of(self, text: str) -> int | None:
         """The id of the token written `text`; None for none."""
-        token: int | None = self._backend.token_to_id(text)
-        return token
+        return self._backend.token_to_id(text)
 
     def encode(self, text: str, *, add_special: bool = True) -> tuple[int, ...]:
         """Ids of `text`. add_special: let the tokenizer put its own tokens around the text."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def stream(self, prompt: Sequence[int], *, skip_special: bool) -> TextStream:
         return TextStream(self, prompt[-_WINDOW:], skip_special)

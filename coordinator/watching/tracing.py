@@ -95,6 +95,7 @@ class Tracing:
             {
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "dspark",
+                "gen_ai.request.model": self._metrics.model_name(),
                 "gen_ai.response.id": request.id,
                 "gen_ai.response.finish_reasons": [outcome for _, outcome in answers],
                 "gen_ai.request.max_tokens": request.max_tokens,

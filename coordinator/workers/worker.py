@@ -30,6 +30,7 @@ log = structlog.get_logger("dspark.worker")
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 WHY_S = 0.5  # longest time for the channel to say why there is no connection
+ASKED_S = 0.5  # longest wait of a channel that closes for a description that is asked for over it
 LOOK_S = 0.1  # how often the connection checks whether a worker that is held off is needed
 
 Description = verify_pb2.VerifierDescription | draft_pb2.DrafterDescription
@@ -141,7 +142,7 @@ class WorkerConnection:
             await self._keeping
         if self._held is not None:
             await self._held.ended()
-        await self._channel.close()
+        await self._channel.close(ASKED_S)
 
     def _open(self) -> grpc.aio.Channel:
         return open_channel(self.address.endpoint, tls=self._security.tls, watch_ms=WORKER_WATCH_MS)
@@ -152,7 +153,7 @@ class WorkerConnection:
         if self._security.tls is not None:
             with contextlib.suppress(ConfigError):  # they do not fit: the next try
                 former, self._channel = self._channel, self._open()
-                await former.close()
+                await former.close(ASKED_S)
 
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S

@@ -91,33 +91,22 @@ def command_line() -> str:
 
 
 def _every_command() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
-    """The commands; `train` and `serve` read their options with parsers of their own."""
-    from dspark.cli import train
+    """The commands; of the roles of `serve` what all of them take."""
+    from deploy.service_registry import ROOMS, config_class
     from dspark.cli.main import build_parser
 
+    shown, *others = (f"serve {role}" for role in ROOMS)
     for name, parser, said in _commands(build_parser()):
-        if name == "train":
-            yield from _commands(train.build_parser(), "train ")
-        elif name == "serve":
-            yield "serve ROLE", _shared_by_roles(), said
-        else:
+        if name == shown:
+            keys = {field.name for field in dataclasses.fields(config_class(next(iter(ROOMS))))}
+            for action in parser._actions:
+                if action.dest in keys:
+                    action.help = argparse.SUPPRESS
+            parser.description = f"One process by hand, without Ray. ROLE: {', '.join(ROOMS)}."
+            parser.set_defaults(name="ROLE/0")
+            yield "serve ROLE", parser, said
+        elif name not in (*others, "serve", "train"):
             yield name, parser, said
-
-
-def _shared_by_roles() -> argparse.ArgumentParser:
-    """What every role of `dspark serve` takes besides the keys of its section."""
-    from deploy.service_registry import config_class
-    from deploy.topology import ProcessRole
-    from dspark.cli import serve
-
-    keys = {field.name for field in dataclasses.fields(config_class(ProcessRole.COORDINATOR))}
-    parser = serve.room_parser(ProcessRole.COORDINATOR.value)
-    for action in parser._actions:
-        if action.dest in keys:
-            action.help = argparse.SUPPRESS
-    parser.description = f"One process by hand, without Ray. ROLE: {', '.join(serve.ROLES)}."
-    parser.set_defaults(name="ROLE/0")
-    return parser
 
 
 def metrics() -> str:

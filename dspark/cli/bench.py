@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import (
     RULES,
@@ -24,6 +24,14 @@ from dspark.cli.options import (
     wait_s,
 )
 from dspark.errors import ConfigError, InvalidRequest
+
+if TYPE_CHECKING:
+    from dspark.loadgen.answer import Endpoint
+    from dspark.loadgen.prompts import Question
+    from dspark.loadgen.run import LoadPlan
+
+RANDOM_PROMPTS = 256
+PER_USER, LEAST = 4, 16  # measured requests of a point by default: for each user, and at least
 
 DESCRIPTION = """Asks at the given concurrency (closed loop) or rate (open loop, random arrivals)
 and measures from outside: time to first token, time per token, tokens a second per user and in all,
@@ -86,7 +94,7 @@ def add_commands(commands: Any) -> None:
 def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
-    from dspark.loadgen import report, sweep
+    from dspark.loadgen import report
     from dspark.plots import check, check_file
 
     if args.plot is not None:
@@ -96,19 +104,7 @@ def _bench(args: argparse.Namespace) -> int:
     if args.save is not None:
         check_file("save", args.save)
     earlier = [point for path in args.others or () for point in report.load(path)]
-    given = {
-        field.name: getattr(args, field.name)
-        for field in fields(sweep.SweepOrder)
-        if hasattr(args, field.name)
-    }
-    given |= _server(args)
-    given |= {
-        name: tuple(part.strip() for part in getattr(args, name).split(","))
-        for name in ("policy", "domains")
-    }
-    given["concurrency"] = args.concurrency or (() if args.rate else (1, 4, 16))
-    order = sweep.SweepOrder(**given, renderer=_renderer)
-    points = asyncio.run(sweep.run(order))
+    points = asyncio.run(_points(args))
     result = {
         "command": " ".join(["dspark", "bench", *sys.argv[2:]]),
         **report.machine(),
@@ -122,6 +118,118 @@ def _bench(args: argparse.Namespace) -> int:
     return 1 if any(point["errors"] for point in points) else 0
 
 
+async def _points(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The summaries of all measurements, one by one: policies take turns at each load, so that a
+    disturbance of the machine hits all of them alike."""
+    from dspark.loadgen.prompts import cycle
+    from dspark.loadgen.run import run
+    from dspark.loadgen.summary import summarise
+
+    users = args.concurrency or (() if args.rate else (1, 4, 16))
+    plans = [_plan(args, concurrency=each) for each in users]
+    plans += [_plan(args, rate=rate) for rate in args.rate]
+    endpoints, points = _endpoints(args), []
+    try:
+        questions = await _questions(args, endpoints[0])
+        for plan, endpoint in itertools.product(plans, endpoints):
+            asked = cycle(questions, plan.seed)
+            outcome = await run(endpoint, asked, plan, bar=sys.stderr.isatty())
+            point = summarise(outcome, series=endpoint.name, counted_by=endpoint.counted_by)
+            points.append(point)
+            if point["errors"] and not point["answers"]:
+                print(f"no request succeeded: {point['errors']}", file=sys.stderr)
+        return points
+    finally:
+        for endpoint in endpoints:
+            await endpoint.close()
+
+
+def _plan(args: argparse.Namespace, *, concurrency: int = 0, rate: float = 0.0) -> LoadPlan:
+    from dspark.loadgen.run import LoadPlan
+
+    requests = args.requests
+    if not requests and not args.duration:
+        requests = max(LEAST, PER_USER * concurrency)
+    return LoadPlan(
+        concurrency=concurrency,
+        rate=rate,
+        requests=requests,
+        duration_s=args.duration,
+        warmup=args.warmup if args.warmup is not None else max(2, concurrency),
+        timeout_s=args.timeout,
+        seed=args.seed,
+    )
+
+
+def _endpoints(args: argparse.Namespace) -> list[Endpoint]:
+    """The server, once for every policy."""
+    from dspark.client import Options
+    from dspark.client.cell import whom_to_call
+    from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+    from dspark.loadgen.openai_endpoint import OpenAiEndpoint
+
+    policies = [part.strip() for part in args.policy.split(",")]
+    sampling = Options(
+        max_tokens=args.output_len,
+        temperature=args.temperature,
+        ignore_eos=None if args.stop_at_eos else True,
+        seed=args.seed if args.temperature > 0 else None,
+    )
+    if args.openai:
+        key = os.environ.get(args.api_key_env) if args.api_key_env else None
+        if args.api_key_env and not key:
+            raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
+        if not args.model:
+            raise InvalidRequest(
+                "model", "say which model the OpenAI-style server is to be asked for"
+            )
+        if args.rule or policies != [""]:
+            raise InvalidRequest(
+                "policy", "policies and rules are this project's; an OpenAI-style server has none"
+            )
+        return [OpenAiEndpoint(args.openai, args.model, sampling, api_key=key)]
+    _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
+    return [
+        GrpcEndpoint(
+            endpoint, sampling | Options(policy=policy, rule=args.rule), token=token, tls=tls
+        )
+        for policy in policies
+    ]
+
+
+async def _questions(args: argparse.Namespace, endpoint: Endpoint) -> list[Question]:
+    from dspark.loadgen import prompts
+    from dspark.loadgen.grpc_endpoint import GrpcEndpoint
+
+    if args.prompts is not None:
+        return prompts.from_file(args.prompts)
+    domains = [part.strip() for part in args.domains.split(",")]
+    if unknown := set(domains) - set(prompts.DOMAINS):
+        raise InvalidRequest(
+            "domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}"
+        )
+    info = await endpoint.model_info() if isinstance(endpoint, GrpcEndpoint) else None
+    if args.input_len is not None:
+        if info is not None and args.input_len + args.output_len > info.context_length:
+            told = (
+                f"{args.input_len} tokens and {args.output_len} more exceed the context of "
+                f"{info.context_length}"
+            )
+            raise InvalidRequest("input-len", told)
+        vocabulary = args.vocabulary or (info.vocab_size if info else 0)
+        if not vocabulary:
+            raise InvalidRequest(
+                "vocabulary", "say how many token ids the model of the OpenAI-style server has"
+            )
+        return prompts.random_ids(RANDOM_PROMPTS, args.input_len, vocabulary, args.seed)
+    if info is not None and not info.has_tokenizer:
+        raise InvalidRequest(
+            "input-len",
+            "the model has no tokenizer; ask it with --input-len N or token ids in a file",
+        )
+    return prompts.built_in(domains, _renderer(info.model) if info else None)
+
+
 def _renderer(target: str) -> Callable[[str], str] | None:
     """The target's chat template as a function from question to prompt; None if this machine has
     none."""
@@ -130,17 +238,3 @@ def _renderer(target: str) -> Callable[[str], str] | None:
     from coordinator.http.template import question_renderer
 
     return question_renderer(target)
-
-
-def _server(args: argparse.Namespace) -> dict[str, Any]:
-    """The server and the credentials for it: endpoint (None for an OpenAI-style one), token,
-    tls."""
-    from dspark.client.cell import whom_to_call
-
-    if args.openai:
-        key = os.environ.get(args.api_key_env) if args.api_key_env else None
-        if args.api_key_env and not key:
-            raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
-        return {"endpoint": None, "token": key}
-    _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
-    return {"endpoint": endpoint, "token": token, "tls": tls}

@@ -167,7 +167,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _load(folder: Path) -> _Pair | None:
-    """The authority in the folder; None if there is none, ConfigError if it cannot be read."""
+    """The authority in the folder; None if there is none, ConfigError if it is none."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -177,12 +177,13 @@ def _load(folder: Path) -> _Pair | None:
     try:
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:  # an OSError names its file
         raise ConfigError(f"{folder}: ca.key and ca.crt cannot be read ({error})") from error
-    if (
-        not isinstance(key, ec.EllipticCurvePrivateKey)
-        or certificate.public_key() != key.public_key()
-    ):
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"{folder}: ca.key is of another kind than those made here, of an elliptic curve"
+        )
+    if certificate.public_key() != key.public_key():
         raise ConfigError(f"{folder}: ca.key is not the key of ca.crt")
     return _Pair(certificate, key)
 

@@ -38,18 +38,18 @@ def add_commands(commands: Any) -> None:
 def groups(reply: CellStatus, asked: str) -> Groups:
     """One target group per process with metrics: [{"targets": [...], "labels": {...}}]. asked:
     endpoint of the coordinator, whose host stands for those that a process does not know."""
-    from dspark.runtime.security import EVERYWHERE
+    from dspark.runtime.security import EVERYWHERE, join_endpoint, split_endpoint
 
     found: Groups = []
     for process in reply.processes:
         if not process.metrics_port:
             continue
-        host, _, _ = process.endpoint.rpartition(":")
+        host, _ = split_endpoint(process.endpoint)
         if host in EVERYWHERE:
-            host = asked.rpartition(":")[0]
+            host, _ = split_endpoint(asked)
         role, _, _ = process.name.partition("/")
         labels = {"role": role, "replica": process.name, "incarnation": str(process.incarnation)}
-        found.append({"targets": [f"{host}:{process.metrics_port}"], "labels": labels})
+        found.append({"targets": [join_endpoint(host, process.metrics_port)], "labels": labels})
     return found
 
 

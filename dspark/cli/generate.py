@@ -11,7 +11,7 @@ from typing import Any
 
 from dspark.cli import health
 from dspark.cli.options import add_asking, as_utf_8, naturals, open_client, shown
-from dspark.errors import InvalidRequest, in_short
+from dspark.errors import InvalidRequest, WrongCommand, in_short
 from dspark.numerals import number_in, whole_in
 
 
@@ -109,7 +109,7 @@ def _generate(args: argparse.Namespace) -> int:
         options[name] = [as_utf_8(name, word) for word in words] if many else as_utf_8(name, words)
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not args.json:
-            raise InvalidRequest(name.replace("_", "-"), "is told with --json alone")
+            raise WrongCommand(f"{name.replace('_', '-')}: is told with --json alone")
     if args.wait is not None:
         health.wait_for(args)
     at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix

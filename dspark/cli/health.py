@@ -1,5 +1,5 @@
-"""`dspark health [HOST:PORT]`: a gRPC health check; exit code 0 if the process serves, 1 if not.
-For containers' probes, and to wait for a cell."""
+"""`dspark health [HOST:PORT]`: a gRPC health check; exit code 0 if the process lives, 1 if not. For
+containers' probes, and to wait for a cell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dspark.cli.options import add_tls, wait_s
 from dspark.errors import Unavailable
 
 POLL_S = 0.1
+ASK_S = 1.0  # least time for an answer: `--wait 0` asks once
 
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "health",
-        help="ask one process whether it serves, or wait until it does",
-        description="Exit code 0: it serves; 1: it does not. Whether the process lives; with "
-        "--wait, whether it is ready.",
+        help="ask one process whether it lives, or wait until it serves",
+        description="Exit code 0: the process lives, 1: it does not. With --wait, 0: it serves, as "
+        "all it needs is there, 1: it does not in that time.",
     )
     parser.add_argument(
         "endpoint",
@@ -40,7 +41,7 @@ def wait_for(args: argparse.Namespace) -> None:
     while True:
         left = deadline - time.monotonic()
         try:
-            endpoint, state = _asked(args, READY, min(CALL_S, max(left, POLL_S)))
+            endpoint, state = _asked(args, READY, min(CALL_S, max(left, ASK_S)))
             if state == "serving":
                 return
             why = f"{endpoint} is {state}"
@@ -80,5 +81,6 @@ def _health(args: argparse.Namespace) -> int:
     from dspark.runtime.channel import CALL_S
 
     _, state = _asked(args, "", CALL_S)
-    print(state)
-    return 0 if state == "serving" else 1
+    lives = state == "serving"
+    print("alive" if lives else state)
+    return 0 if lives else 1

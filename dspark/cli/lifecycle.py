@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark.cli.options import add_keys, end_as_by_ctrl_c, say, tell, wait_s
-from dspark.errors import ConfigError, Unavailable
+from dspark.errors import Unavailable, WrongCommand
 
 if TYPE_CHECKING:
     from dspark.client.cell import Cell
@@ -129,20 +129,20 @@ def _down(args: argparse.Namespace) -> int:
 
 
 def read_sizes(words: list[str]) -> tuple[dict[str, int], bool | None]:
-    """Sizes of `verify` and `draft`, and `autoscale`, as far as they are given. ConfigError names a
-    bad word."""
+    """Sizes of `verify` and `draft`, and `autoscale`, as far as they are given. WrongCommand names
+    a bad word."""
     given: dict[str, int] = {}
     autoscale: bool | None = None
     for word in words:
         name, _, value = word.partition("=")
         if name in given:
-            raise ConfigError(f"scale: {name} is given twice")
+            raise WrongCommand(f"scale: {name} is given twice")
         if name in ("verify", "draft") and value.isascii() and value.isdigit():
             given[name] = int(value)
         elif name == "autoscale" and value in WORDS:
             autoscale = WORDS[value]
         else:
-            raise ConfigError(
+            raise WrongCommand(
                 f"scale: {word!r} is not verify=N, draft=N, autoscale=on or autoscale=off"
             )
     return given, autoscale
@@ -153,7 +153,7 @@ def _scale(args: argparse.Namespace) -> int:
 
     given, autoscale = read_sizes(args.sizes)
     if not given and autoscale is None:
-        raise ConfigError("scale: say what to change, as in `dspark scale verify=2 draft=3`")
+        raise WrongCommand("scale: say what to change, as in `dspark scale verify=2 draft=3`")
     verifiers, drafters = scale(given.get("verify"), given.get("draft"), autoscale, say)
     print(f"{verifiers} verifiers, {drafters} drafters")
     return 0

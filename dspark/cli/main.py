@@ -15,7 +15,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import dspark
 from dspark.cli import (
@@ -39,12 +38,11 @@ from dspark.cli import (
 )
 from dspark.cli.extras import how_to_install
 from dspark.cli.options import Parser, discard_stdout, written_out
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, WrongCommand
 
 EPILOG = """exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.
 Commands find the cluster through the state folder; DSPARK_HOME names another folder: one folder,
 one cluster."""
-_OWN_OPTIONS = {"train": 1, "ray": 1, "serve": 2}  # command -> words of it that are parsed here
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,20 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
     for_cells = (lifecycle, status, top, logs, doctor, health, discovery, chat, generate, bench)
-    for module in (*for_cells, serve, simulate, judging, checkpoint, certificates, conformance):
+    others = (serve, simulate, judging, checkpoint, certificates, conformance, train)
+    for module in (*for_cells, *others):
         module.add_commands(commands)
-    _add_elsewhere(commands)
-    return parser
-
-
-def _add_elsewhere(commands: Any) -> None:
-    """Adds `train` and `ray`, whose options other programs parse."""
-    train_parser = commands.add_parser(
-        "train",
-        add_help=False,
-        help="train a drafter for a target (dspark train --help lists its stages)",
-    )
-    train_parser.set_defaults(run=train.run)
     ray = commands.add_parser(
         "ray",
         help="run one of Ray's own commands against the cluster of this cell",
@@ -85,16 +72,7 @@ def _add_elsewhere(commands: Any) -> None:
         "or a cluster that has one.",
     )
     ray.set_defaults(run=_ray)
-
-
-def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Splits the command line into (words parsed here, words of the other program)."""
-    if words[:2] in (["ray", "-h"], ["ray", "--help"]):
-        return words, []
-    kept = _OWN_OPTIONS.get(words[0]) if words else None
-    if kept is None or len(words) <= kept or words[kept - 1].startswith("-"):
-        return words, []
-    return words[:kept], words[kept:]
+    return parser
 
 
 def _ray(args: argparse.Namespace) -> int:
@@ -126,8 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    # What belongs to another program is not parsed here: its options are its own.
-    words, rest = split(words)
+    rest: list[str] = []
+    if words[:1] == ["ray"] and words[1:2] not in (["-h"], ["--help"]):
+        words, rest = words[:1], words[1:]  # not parsed here: the options are Ray's own
     args = argparse.Namespace(debug=False, rest=rest)
     try:
         build_parser().parse_args(words, args)
@@ -144,7 +123,7 @@ def _run(words: list[str]) -> int:
         if args.debug:
             raise
         print(f"dspark: {written_out(_sentence(error))}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongCommand) else 1
 
 
 def _sentence(error: Exception) -> str:

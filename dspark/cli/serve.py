@@ -13,41 +13,36 @@ import json
 import os
 from typing import Any
 
-from dspark.cli.options import Parser, add_keys, tell, wait_s
-
-ROLES = ("coordinator", "frontend", "verify", "draft")
+from dspark.cli.options import add_keys, tell, wait_s
 
 
 def add_commands(commands: Any) -> None:
+    from deploy.service_registry import ROOMS, config_class
+
     parser = commands.add_parser(
         "serve",
         help="run one process by hand, without Ray",
         description="dspark serve ROLE --help lists the options of that role.",
     )
-    parser.add_argument("role", choices=ROLES, help="which process")
     parser.set_defaults(run=_serve)
-
-
-def room_parser(role: str) -> argparse.ArgumentParser:
-    """The parser of one role, with options from its configuration class."""
-    from deploy.service_registry import config_class
-    from deploy.topology import ProcessRole
-
-    cls = config_class(ProcessRole(role))
-    parser = Parser(prog=f"dspark serve {role}", description=(cls.__doc__ or "").strip())
-    add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML file with a section for this role")
-    add("--name", default=f"{role}/0", help="replica name for people")
-    add("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
-    add("--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM")
-    add("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
-    add("--log-format", default="auto", choices=["auto", "json", "console"], help="lines on stderr")
-    add_keys(parser, cls)
-    return parser
+    roles = parser.add_subparsers(dest="role", required=True, metavar="ROLE")
+    for role in ROOMS:
+        cls = config_class(role)
+        of_role = roles.add_parser(role.value, description=(cls.__doc__ or "").strip())
+        add = of_role.add_argument
+        add("--config", metavar="FILE", help="YAML file with a section for this role")
+        add("--name", default=f"{role}/0", help="replica name for people")
+        add("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
+        add("--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM")
+        add("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
+        add(
+            "--log-format", default="auto", choices=["auto", "json", "console"],
+            help="lines on stderr",
+        )  # fmt: skip
+        add_keys(of_role, cls)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    room_parser(args.role).parse_args(args.rest, args)
     from deploy.service_registry import load_settings, start_room
     from deploy.topology import ProcessRole
     from dspark.runtime.process import end_with

@@ -21,7 +21,6 @@ from typing import Any
 
 from dspark.cli import train_all
 from dspark.cli.options import (
-    Parser,
     add_endpoint,
     add_keys,
     credentials,
@@ -34,27 +33,16 @@ from dspark.cli.options import (
 )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs a stage; its result goes to stdout, progress to stderr."""
-    build_parser().parse_args(args.rest, args)
-    result: dict[str, Any] = args.stage(args)
-    if args.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name}: {json.dumps(value) if isinstance(value, dict | list) else value}")
-    return 0
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all stages."""
+def add_commands(commands: Any) -> None:
     from dspark.training.settings import RegenerationSettings, Settings
 
-    parser = Parser(
-        prog="dspark train",
+    parser = commands.add_parser(
+        "train",
+        help="train a drafter for a target (dspark train --help lists its stages)",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(run=_run)
     stages = parser.add_subparsers(required=True, metavar="STAGE")
 
     split = stages.add_parser("split", help="prompts to a training and a held-out part")
@@ -119,7 +107,17 @@ def build_parser() -> argparse.ArgumentParser:
     train_all.add_stage(stages)
     for stage in stages.choices.values():
         stage.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Runs a stage; its result goes to stdout, progress to stderr."""
+    result: dict[str, Any] = args.stage(args)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {json.dumps(value) if isinstance(value, dict | list) else value}")
+    return 0
 
 
 def _split(args: argparse.Namespace) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
     from dspark.training.record import Log
     from dspark.training.settings import Settings
-    from dspark.training.trainer import LOG, train_with_bar
+    from dspark.training.trainer import LOG, train_drafter
 
     settings = read_keys(args, Settings, "train")
     if args.workers > 1:
@@ -191,5 +189,5 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
             settings, workers=args.workers, gpus=args.gpus, address=args.address, say=say
         )
     else:
-        folder = train_with_bar(settings)
+        folder = train_drafter(settings)
     return {"drafter": str(folder)} | Log(Path(settings.out) / LOG).last()

@@ -149,13 +149,11 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
     from dspark.training.disk import content_digest
     from dspark.training.settings import settled
 
-    folder = locate(settings.target)
     return {
-        "target": fingerprint(folder),
+        "target": fingerprint(locate(settings.target)),
         "prompts": content_digest(args.prompts),
         **settled(settings),
         "keep_tokens": content_digest(Path(settings.keep_tokens)) if settings.keep_tokens else None,
-        "start": fingerprint(settings.start) if settings.start else None,
         "cache": bool(settings.cache),
         **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
         **{
@@ -182,30 +180,21 @@ def ask(
 ) -> dict[str, Any]:
     """Regenerates the answers of all rows of `prompts` through a cell."""
     from dspark.client import AsyncClient
-    from dspark.progress import progress
     from dspark.training.chat import Chat
-    from dspark.training.disk import read_rows
     from dspark.training.regenerate import regenerate
 
-    chat, total = Chat(target), sum(1 for _ in read_rows(prompts))
-
     async def run() -> dict[str, Any]:
-        with progress("regenerate", total) as tell:
-
-            def told(done: int, tokens: int) -> None:
-                tell(completed=done, note=f"{tokens:,} tokens")
-
-            async with AsyncClient(endpoint, **credentials) as client:
-                return await regenerate(client, prompts, rows, chat, asking, told)
+        async with AsyncClient(endpoint, **credentials) as client:
+            return await regenerate(client, prompts, rows, Chat(target), asking)
 
     return asyncio.run(run())
 
 
 def _train(settings: Any) -> dict[str, Any]:
     from dspark.training.record import Log
-    from dspark.training.trainer import LOG, train_with_bar
+    from dspark.training.trainer import LOG, train_drafter
 
-    folder, log = train_with_bar(settings), Log(Path(settings.out) / LOG)
+    folder, log = train_drafter(settings), Log(Path(settings.out) / LOG)
     return {"drafter": str(folder), "first_loss": log.read()["loss"][0]} | log.last()
 
 

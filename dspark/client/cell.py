@@ -16,7 +16,7 @@ from typing import Any
 
 from dspark.errors import ConfigError, DsparkError, InvalidRequest, in_short
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
-from dspark.runtime.security import split_endpoint
+from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.whole_file import placed
 
@@ -123,7 +123,8 @@ def whom_to_call(
     if endpoint is not None:
         if not endpoint.startswith(SCHEMES):
             try:
-                split_endpoint(endpoint)  # gRPC would take another port for a wrong one
+                # gRPC would take another port for a wrong one
+                endpoint = join_endpoint(*split_endpoint(endpoint))
             except ConfigError:
                 raise InvalidRequest("endpoint", f"{endpoint!r} is not host:port") from None
         return endpoint, endpoint, token, tls

@@ -30,19 +30,6 @@ from dspark.errors import (
 
 DeadlineExceeded = Expired
 
-__all__ = [
-    "Cancelled",
-    "DeadlineExceeded",
-    "Denied",
-    "DsparkError",
-    "InvalidRequest",
-    "Overloaded",
-    "ServerError",
-    "Unavailable",
-    "Unsupported",
-    "read_error",
-]
-
 RETRY_AFTER_S = 1.0  # for a server that gives no hint
 # gRPC's details for calls that this side ended
 ENDED_HERE = ("Locally cancelled by application!", "Channel closed!")

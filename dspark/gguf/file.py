@@ -87,40 +87,34 @@ class GgufFile:
         return values.reshape(tensor.shape)
 
 
-class _Cursor:
-    """Reads one value after another; CheckpointError beyond the end."""
+def _take(data: mmap.mmap, size: int) -> bytes:
+    """The next bytes; CheckpointError beyond the end."""
+    if size > len(data) - data.tell():
+        raise CheckpointError(f"ends at byte {len(data)}, inside its header: truncated")
+    return data.read(size)
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self.place = 0
 
-    def take(self, size: int) -> bytes:
-        if size > len(self._data) - self.place:
-            raise CheckpointError(f"ends at byte {len(self._data)}, inside its header: truncated")
-        self.place += size
-        return self._data[self.place - size : self.place]
+def _unpack(data: mmap.mmap, form: str) -> tuple[Any, ...]:
+    return struct.unpack(f"<{form}", _take(data, struct.calcsize(f"<{form}")))
 
-    def unpack(self, form: str) -> Any:
-        (value,) = struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
-        return value
 
-    def text(self) -> str:
-        return self.take(self.unpack("Q")).decode("utf-8")
+def _text(data: mmap.mmap) -> str:
+    return _take(data, *_unpack(data, "Q")).decode("utf-8")
 
-    def value(self, kind: int, *, inside: bool = False) -> Any:
-        if kind in _SCALARS:
-            return self.unpack(_SCALARS[kind])
-        if kind == _STRING:
-            return self.text()
-        if kind != _ARRAY or inside:
-            raise CheckpointError(f"a setting of type {kind}, which is not known")
-        of, count = self.unpack("I"), self.unpack("Q")
-        if count > MAX_ELEMENTS:
-            raise CheckpointError(f"a setting of {count} values, more than {MAX_ELEMENTS}")
-        if of in _SCALARS:
-            form = f"<{count}{_SCALARS[of]}"
-            return list(struct.unpack(form, self.take(struct.calcsize(form))))
-        return [self.value(of, inside=True) for _ in range(count)]
+
+def _value(data: mmap.mmap, kind: int, *, inside: bool = False) -> Any:
+    if kind in _SCALARS:
+        return _unpack(data, _SCALARS[kind])[0]
+    if kind == _STRING:
+        return _text(data)
+    if kind != _ARRAY or inside:
+        raise CheckpointError(f"a setting of type {kind}, which is not known")
+    of, count = _unpack(data, "IQ")
+    if count > MAX_ELEMENTS:
+        raise CheckpointError(f"a setting of {count} values, more than {MAX_ELEMENTS}")
+    if of in _SCALARS:
+        return list(_unpack(data, f"{count}{_SCALARS[of]}"))
+    return [_value(data, of, inside=True) for _ in range(count)]
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -138,38 +132,38 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _read(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    cursor = _Cursor(data)
-    cursor.take(len(MAGIC))
-    version = cursor.unpack("I")
+    _take(data, len(MAGIC))
+    (version,) = _unpack(data, "I")
     if version not in VERSIONS:
         raise CheckpointError(
             f"GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read, little-endian"
         )
-    count, keys = cursor.unpack("Q"), cursor.unpack("Q")
+    count, keys = _unpack(data, "QQ")
     if count > MAX_TENSORS or keys > MAX_SETTINGS:
         raise CheckpointError(
             f"{count} tensors and {keys} settings; more than {MAX_TENSORS} and {MAX_SETTINGS}"
         )
     settings: dict[str, Any] = {}
     for _ in range(keys):
-        key = cursor.text()
+        key = _text(data)
         if key in settings:
             raise CheckpointError(f"{key}: there twice")
-        settings[key] = cursor.value(cursor.unpack("I"))
-    table = [_entry(cursor) for _ in range(count)]
+        settings[key] = _value(data, *_unpack(data, "I"))
+    table = [_entry(data) for _ in range(count)]
     alignment = settings.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise CheckpointError(f"general.alignment: {alignment!r} is no power of two")
-    return settings, _placed(table, cursor.place, alignment, len(data))
+    return settings, _placed(table, data.tell(), alignment, len(data))
 
 
-def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    name = cursor.text()
-    dimensions = cursor.unpack("I")
+def _entry(data: mmap.mmap) -> tuple[str, tuple[int, ...], int, int]:
+    name = _text(data)
+    (dimensions,) = _unpack(data, "I")
     if dimensions > MAX_DIMENSIONS:
         raise CheckpointError(f"{name}: {dimensions} dimensions, more than {MAX_DIMENSIONS}")
-    shape = tuple(cursor.unpack("Q") for _ in range(dimensions))
-    return name, shape[::-1], cursor.unpack("I"), cursor.unpack("Q")
+    shape = _unpack(data, f"{dimensions}Q")
+    kind, offset = _unpack(data, "IQ")
+    return name, shape[::-1], kind, offset
 
 
 def _placed(

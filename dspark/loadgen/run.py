@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from dspark.errors import DsparkError, Expired, InvalidRequest
 from dspark.loadgen.answer import Endpoint, MeasuredAnswer
 from dspark.loadgen.prompts import Question
+from dspark.progress import progress
 
 CUT = "cut"
 MOST_USERS, MOST_REQUESTS = 1 << 16, 10_000_000
-Progress = Callable[[int, int], None]  # (answers, tokens) so far, those of the warm-up included
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,34 @@ class Outcome:
 
 
 async def run(
-    endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
+    endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, *, bar: bool = False
 ) -> Outcome:
     """Runs the warm-up and the window. Raises the first InvalidRequest of the server."""
-    load = _Load(endpoint, questions, plan, progress)
-    try:
-        return await (load.closed_loop() if plan.concurrency else load.open_loop())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    load = f"{plan.concurrency} users" if plan.concurrency else f"{plan.rate:g} a second"
+    total = plan.requests + plan.warmup if plan.requests else None
+    with progress(f"{endpoint.name}, {load}", total, shown=bar) as tell:
+        asked = _Load(endpoint, questions, plan, tell)
+        try:
+            return await (asked.closed_loop() if plan.concurrency else asked.open_loop())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
 class _Load:
     def __init__(
-        self, endpoint: Endpoint, questions: Iterator[Question], plan: LoadPlan, progress: Progress
+        self,
+        endpoint: Endpoint,
+        questions: Iterator[Question],
+        plan: LoadPlan,
+        tell: Callable[..., None],
     ) -> None:
         self._endpoint = endpoint
         self._questions = questions
         self._plan = plan
-        self._progress = progress
+        self._tell = tell
         self._numbers = itertools.count()
         self._outcome = Outcome(plan)
-        self._answered = self._tokens = 0
+        self._answered = self._tokens = 0  # those of the warm-up included
 
     async def closed_loop(self) -> Outcome:
         if self._plan.warmup:
@@ -193,7 +200,7 @@ class _Load:
             answer.ended = time.perf_counter()
             self._answered += 1
             self._tokens += answer.tokens
-            self._progress(self._answered, self._tokens)
+            self._tell(completed=self._answered, note=f"{self._tokens:,} tokens")
 
 
 async def _within(longest_s: float | None, work: Awaitable[None]) -> None:

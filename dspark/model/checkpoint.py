@@ -286,8 +286,16 @@ def _straight_to(device: torch.device) -> dict[str, Any]:
 
 
 def context_length(text: Any) -> int:
-    """Most tokens that a target's settings allow; pure state-space models state no limit."""
-    return int(getattr(text, "max_position_embeddings", None) or ENDLESS)
+    """Most tokens that a target's settings allow; pure state-space models state no limit.
+
+    A rotation that is stretched by a factor allows as many times the tokens that it began with.
+    """
+    said = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    limit = int(next(filter(None, said), ENDLESS))
+    rope = getattr(text, "rope_parameters", None) or {}
+    began = {"yarn": rope.get("original_max_position_embeddings"), "dynamic": limit}
+    stretched = (began.get(str(rope.get("rope_type"))) or 0) * (rope.get("factor") or 1)
+    return max(limit, int(stretched))
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, in_short
 from dspark.model.config_keys import MOST_LISTING_BYTES, decode, listed, read_json_file, refuse
 from dspark.whole_file import placed
 
@@ -276,7 +276,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         AttributeError,
         RecursionError,
     ) as error:
-        raise CheckpointError(f"{file}: bad header ({error})") from error
+        raise CheckpointError(f"{file}: bad header ({in_short(error)})") from error
     except struct.error as error:
         raise CheckpointError(f"{file}: shorter than its header") from error
 

@@ -32,7 +32,7 @@ from dspark.runtime.roles import Role, Roles
 from dspark.runtime.tls import OfFiles, Tls
 
 PUBLIC_STREAMS = 100
-EVERYWHERE = ("0.0.0.0", "::", "[::]")  # hosts of listeners on all addresses
+EVERYWHERE = ("0.0.0.0", "::")  # hosts of listeners on all addresses
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 MOST_TOKENS = 1024
 LOOK_S = 1.0  # seconds between checks of the file
@@ -45,12 +45,22 @@ _WHY = {
 }
 
 
+def plain_host(host: str) -> str:
+    """The host without brackets, and an address in the one form that certificates and gRPC know."""
+    host = host.strip("[]")
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:  # a name
+        return host
+
+
 def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
-    """(host, port) of "host:port"; port 0 means any. `key` is the setting to blame."""
+    """(host, port) of "host:port", the host as of `plain_host`; port 0 means any. `key` is the
+    setting to blame."""
     host, _, port = endpoint.rpartition(":")
     if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{key}: {endpoint!r} is not host:port")
-    return host.strip("[]"), int(port)
+    return plain_host(host), int(port)
 
 
 def join_endpoint(host: str, port: int) -> str:
@@ -211,6 +221,8 @@ class Security:
         if (tls := Tls.of(config)) is not None:
             tls.check(server=True)
         ask_peers = tls is not None and tls.ca is not None and config.tls_require_client_cert
+        if tls is not None and ask_peers:
+            tls.warn_of_another_authority()
         for key in ("operator_token_file", "client_token_file", "metrics_token_file"):
             if getattr(config, key, None) and token is None and not ask_peers:
                 raise ConfigError(

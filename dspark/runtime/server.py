@@ -119,6 +119,7 @@ def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
 def listen(server: Any, bind: str, security: Security, setting: str) -> int:
     """Opens the port of a server of either kind and returns it. setting: names the address in the
     error."""
+    bind = join_endpoint(*split_endpoint(bind, setting))
     try:
         credentials = security.server_credentials()
         port = (

@@ -300,7 +300,7 @@ class Metrics:
     dropped = counter("Messages dropped, by kind and reason.", "kind", "reason")
 
     def __init__(self, *, cell: str = DEFAULT_CELL, model_name: Callable[[], str] = str) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.model_name = CollectorRegistry(), model_name
         self.exposed = Exposed(self.registry, lambda: {"model_name": model_name(), "cell": cell})
         for name, declared in vars(Metrics).items():
             if isinstance(declared, DeclaredMetric):

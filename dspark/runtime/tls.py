@@ -7,22 +7,47 @@ opens a channel.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
+import re
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import grpc
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, in_short
 
 T = TypeVar("T")
 
+GRPC_KEYS = ("RSA", "P-256", "P-384")  # gRPC takes no others
+# How object identifiers of keys look in a certificate, where no signature's looks so.
+_KEYS = {
+    "RSA": bytes.fromhex("06092a864886f70d010101"),
+    "P-256": bytes.fromhex("06082a8648ce3d030107"),
+    "P-384": bytes.fromhex("06052b81040022"),
+    "P-521": bytes.fromhex("06052b81040023"),
+    "Ed25519": bytes.fromhex("06032b6570032100"),
+    "Ed448": bytes.fromhex("06032b6571033a00"),
+}
+_PEM = re.compile(b"-----BEGIN ([A-Z0-9 ]*)CERTIFICATE-----(.*?)-----END", re.DOTALL)
+
 log = logging.getLogger("dspark.tls")  # clients import this file and have no other logging
+
+
+@contextlib.contextmanager
+def _still_there() -> Iterator[None]:
+    """Within it a file that changes while it is read raises ConfigError."""
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"tls_cert, tls_key, tls_ca: a file changed while it was read ({in_short(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -109,6 +134,7 @@ class Tls:
     def paths(self) -> list[str]:
         return [path for path in (self.cert, self.key, self.ca) if path]
 
+    @_still_there()
     def check(self, *, server: bool = False) -> None:
         """Raises ConfigError by key for files that cannot be read, do not match or are expired."""
         if server and not self.cert:
@@ -134,7 +160,7 @@ class Tls:
                     f"tls_cert, tls_key: {self.cert} and {self.key} are no certificate and its "
                     f"plain key ({reason})"
                 ) from error
-            _check_time("tls_cert", self.cert)
+            _check_first("tls_cert", self.cert)
             if server:
                 self._try(self.cert)
 
@@ -145,6 +171,15 @@ class Tls:
         self.check(server=True)
         assert self.ca is not None
         self._try(self.ca, name.rstrip("."), ask_peers=ask_peers)
+
+    def warn_of_another_authority(self) -> None:
+        """Warns of a certificate that those who believe the same `ca` refuse; others may not."""
+        try:
+            self.check_shared("", ask_peers=True)
+        except ConfigError as error:
+            log.warning(
+                "tls.another_authority: peers with this tls_ca refuse this process: %s", error
+            )
 
     def _try(self, believed: str, name: str = "", *, ask_peers: bool = False) -> None:
         """Shakes hands with itself in memory, both ends believing the certificates of a file.
@@ -213,8 +248,18 @@ class OfFiles(Generic[T]):
         return [(one.st_mtime_ns, one.st_ino) for one in found]
 
 
-def _check_time(key: str, path: str) -> None:
-    """Raises ConfigError for a certificate that is out of date: every handshake would fail."""
+def _check_first(key: str, path: str) -> None:
+    """Raises ConfigError for a file whose first certificate, the one that is shown, gRPC does not
+    take, or is out of date: every handshake would fail."""
+    found = _PEM.search(_read(key, path))
+    if found is None or found[1] == b"TRUSTED ":
+        raise ConfigError(f"{key}: {path} begins with no plain certificate (BEGIN CERTIFICATE)")
+    content = base64.decodebytes(found[2])
+    kind = next((kind for kind, mark in _KEYS.items() if mark in content), "unknown")
+    if kind not in GRPC_KEYS:
+        raise ConfigError(
+            f"{key}: {path} has a key of the kind {kind}; gRPC takes {', '.join(GRPC_KEYS)} alone"
+        )
     told = ssl._ssl._test_decode_cert(path)  # type: ignore[attr-defined]  # no public function reads one
     begins, ends = told["notBefore"], told["notAfter"]
     if not ssl.cert_time_to_seconds(begins) <= time.time() <= ssl.cert_time_to_seconds(ends):

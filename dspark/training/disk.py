@@ -8,10 +8,10 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any
 
 from dspark.errors import ConfigError
 from dspark.whole_file import flush_to_disk, placed
@@ -71,31 +71,22 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
             )
 
 
-class RowFile:
-    """Appends JSON rows to a file; a context manager that holds the file's lock."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
-        _lock(self._file, f"{path}: another process is writing this file")
-        _cut_tail(self._file.fileno())
+@contextmanager
+def row_file(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Holds the lock of a file of JSON rows and yields what appends a row, which is on the disk
+    when that returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        _lock(file, f"{path}: another process is writing this file")
+        _cut_tail(file.fileno())
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
-    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the rows in order; they are on the disk on return."""
-        if not rows:
-            return
-        self._file.write(
-            b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-        )
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        def append(row: Mapping[str, Any]) -> None:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        yield append
 
 
 @contextmanager
@@ -111,7 +102,6 @@ def _lock(file: IO[bytes], otherwise: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        file.close()
         taken = isinstance(error, BlockingIOError)
         why = otherwise if taken else f"{file.name}: cannot be locked: {error.strerror}"
         raise ConfigError(why) from None

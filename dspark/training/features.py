@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -119,9 +119,8 @@ def write_cache(
     plan: CachePlan,
     samples: Samples,
     source: FeatureSource,
-    done: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes the missing rows; `done` is called with the number of samples written so far.
+    """Writes the missing rows, with a progress bar.
 
     ConfigError if the folder holds another cache, or the disk has no room for this one.
     """
@@ -139,8 +138,9 @@ def write_cache(
     if needed > free * _ROOM_LEFT:
         raise ConfigError(f"{folder}: {needed:,} bytes are needed and {free:,} are free")
     try:
-        with path.open("ab") as file:
+        with path.open("ab") as file, progress("cache", len(samples)) as tell:
             file.truncate(begun)
+            tell(note=f"{plan.bytes / 1e9:.2f} GB")
             for number in range(start, len(samples)):
                 (found,) = source.of([number], [samples[number]])
                 rows = torch.cat((found.taps, found.last), dim=-1).to(_DTYPES[plan.hidden_dtype])
@@ -150,8 +150,7 @@ def write_cache(
                     os.fsync(file.fileno())
                     begun, count = file.tell(), {"written": number + 1}
                     write_whole(manifest, json.dumps(mine | count, indent=2) + "\n")
-                if done:
-                    done(number + 1)
+                tell(completed=number + 1)
     except OSError as error:  # of a full disk, say, which names no file
         error.filename = error.filename or str(path)
         raise
@@ -222,8 +221,7 @@ def plan_for(settings: Settings, dtype: str) -> CachePlan:
 
 
 def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
-    """Writes the missing rows of a run's cache, with a progress bar. ConfigError if another
-    process is writing them."""
+    """Writes the missing rows of a run's cache. ConfigError if another process is writing them."""
     device = pick_device(settings.device, key="device")
     use(device)
     target = load_target(
@@ -233,7 +231,6 @@ def make_cache(settings: Settings, plan: CachePlan, folder: Path) -> None:
     )
     samples = Samples(Path(settings.samples))
     source = OnlineFeatures(target.model, plan.target_layer_ids)
-    with only_writer(folder), progress("cache", plan.num_samples) as tell:
+    with only_writer(folder):
         remove_partial(folder / MANIFEST)
-        tell(note=f"{plan.bytes / 1e9:.2f} GB")
-        write_cache(folder, plan, samples, source, lambda done: tell(completed=done))
+        write_cache(folder, plan, samples, source)

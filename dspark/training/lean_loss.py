@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dspark.model.drafter import BlockDrafter
+from dspark.model.family import Drafter
 from dspark.model.heads import VanillaHead
 from dspark.training.anchors import Labels, slots_after
 from dspark.training.loss import LossSums, LossWeights, slot_weights, sum_terms
@@ -31,6 +32,16 @@ class LeanLoss(NamedTuple):
 
     objective: Tensor  # [] sum of w m (alpha_ce ce + alpha_l1 l1 + alpha_conf bce), not yet divided
     sums: LossSums
+
+
+class LossSlots(NamedTuple):
+    """Slots that a loss is of, and the target's rows that predict their tokens."""
+
+    hidden: Tensor  # [..., H] of the drafter, after its final norm
+    target_ids: Tensor  # [...]
+    eval_mask: Tensor  # [...] bool, which count
+    rows: Tensor  # [...] indices of the target's rows
+    scale: Tensor  # [...] weight of each
 
 
 def lean_block_loss(
@@ -53,29 +64,16 @@ def lean_block_loss(
     # Looked up once for both heads: every look-up has a gradient as large as the table.
     places = slots_after(anchors, size, len(input_ids))
     embedded = head.embed(input_ids[places])
-    codes = head.codes(embedded, hidden)
-    confidence = drafter.confidence_of(hidden, embedded)
-    # Positions [U] of the text, and for each of the R rows the index of its position; rows are
-    # computed in that order.
-    positions, row_of = torch.unique(places[eval_mask], return_inverse=True)
-    order = row_of.argsort(stable=True)
-    mixed, *terms = lean_terms(
-        hidden=drafter.headed(hidden[eval_mask][order]),
-        lm_head=drafter.lm_head.weight,
-        codes=None if codes is None else codes[eval_mask][order],
-        markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
-        wanted=last_hidden[positions],
-        wanted_row=row_of[order],
+    mixed, ce, l1 = slot_terms(
+        drafter,
+        LossSlots(drafter.headed(hidden), target_ids, eval_mask, rows=places, scale=slot),
+        last_hidden=last_hidden,
         target_head=target_head,
-        target_ids=target_ids[eval_mask][order],
-        scale=slot[eval_mask][order],
         weights=weights,
-        softcap=drafter.config.logit_softcap,
-        kept=drafter.kept_tokens,
+        codes=head.codes(embedded, hidden),
+        markov_w2=head.markov_w2.weight if isinstance(head, VanillaHead) else None,
     )
-    ce, l1 = (
-        dense(eval_mask, torch.empty_like(term).index_copy_(0, order, term)) for term in terms
-    )
+    confidence = drafter.confidence_of(hidden, embedded)
     sums = sum_terms(
         ce=ce, l1=l1, confidence_logits=confidence, weights=slot * eval_mask, eval_mask=eval_mask
     )
@@ -85,47 +83,41 @@ def lean_block_loss(
     )
 
 
-def dense(mask: Tensor, values: Tensor) -> Tensor:
-    """Scatters values to the true places of a mask, 0 elsewhere: float32, of its shape."""
-    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, values)
-
-
-def lean_terms(
+def slot_terms(
+    drafter: Drafter,
+    slots: LossSlots,
     *,
-    hidden: Tensor,  # [R, H] of the drafter, after its final norm
-    lm_head: Tensor,  # [Vd, H]; differentiated where it requires a gradient
-    wanted: Tensor,  # [U, H'] of the target, final-normed
+    last_hidden: Tensor,  # [T, H'] of the target, final-normed
     target_head: Tensor,  # [V, H']
-    target_ids: Tensor,  # [R]
-    scale: Tensor,  # [R] weight of each row
     weights: LossWeights,
-    wanted_row: Tensor | None = None,  # [R] ascending, index of a row's `wanted`; None: its own
-    codes: Tensor | None = None,  # [R, r] of the sequential head
+    codes: Tensor | None = None,  # [..., r] of the sequential head
     markov_w2: Tensor | None = None,  # [Vd, r]
-    softcap: float | None = None,  # c: base logits of both are c tanh(z / c)
-    kept: Tensor | None = None,  # [Vd] target ids of the head's rows; None: Vd = V
     # cross-entropy against the target's whole distribution in place of the token
     soft_labels: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms of R rows: (sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient; ce [R] and l1
-    [R] without)."""
-    if wanted_row is None:
-        wanted_row = torch.arange(len(wanted), device=wanted.device)
-    labels = None if soft_labels else target_ids
-    mixed, ce, l1 = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        codes,
+    """Terms of slots: (sum of scale (alpha_ce ce + alpha_l1 l1) with its gradient; ce [...] and l1
+    [...] without, 0 where a slot does not count)."""
+    mask = slots.eval_mask
+    # Rows [U] of the target, and for each of the R slots the index of its row; slots are computed
+    # in that order.
+    wanted, row_of = torch.unique(slots.rows[mask], return_inverse=True)
+    order = row_of.argsort(stable=True)
+    mixed, *terms = _SlicedLoss.apply(  # type: ignore[no-untyped-call]
+        slots.hidden[mask][order],
+        None if codes is None else codes[mask][order],
         markov_w2,
-        lm_head,
-        wanted,
-        wanted_row,
+        drafter.lm_head.weight,
+        last_hidden[wanted],
+        row_of[order],
         target_head,
-        labels,
-        scale,
+        None if soft_labels else slots.target_ids[mask][order],
+        slots.scale[mask][order],
         weights,
-        softcap,
-        kept,
+        drafter.config.logit_softcap,
+        drafter.kept_tokens,
     )
+    back, blank = order.argsort(), torch.zeros(mask.shape, device=mask.device)
+    ce, l1 = (blank.masked_scatter(mask, term[back]) for term in terms)
     return mixed, ce, l1
 
 
@@ -135,18 +127,18 @@ class _SlicedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        codes: Tensor | None,
-        w2: Tensor | None,
-        lm_head: Tensor,
-        wanted: Tensor,
-        wanted_row: Tensor,
-        target_head: Tensor,
-        target_ids: Tensor | None,
-        scale: Tensor,
+        hidden: Tensor,  # [R, H]
+        codes: Tensor | None,  # [R, r]
+        w2: Tensor | None,  # [Vd, r]
+        lm_head: Tensor,  # [Vd, H]; differentiated where it requires a gradient
+        wanted: Tensor,  # [U, H']
+        wanted_row: Tensor,  # [R] ascending, index of a slot's `wanted`
+        target_head: Tensor,  # [V, H']
+        target_ids: Tensor | None,  # [R]
+        scale: Tensor,  # [R]
         weights: LossWeights,
-        softcap: float | None,
-        kept: Tensor | None,
+        softcap: float | None,  # c: base logits of both are c tanh(z / c)
+        kept: Tensor | None,  # [Vd] target ids of the head's rows; None: Vd = V
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype

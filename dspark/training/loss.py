@@ -37,7 +37,7 @@ DFLASH_WEIGHTS = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
 
 
 class LossSums(NamedTuple):
-    """Numerators (with gradient), their common denominator, and what is logged (without)."""
+    """Numerators, their common denominator, and what is logged."""
 
     ce: Tensor  # []
     l1: Tensor  # []
@@ -63,46 +63,34 @@ def sum_terms(
     weights: Tensor,  # [..., k] w m
     eval_mask: Tensor,  # [..., k]
 ) -> LossSums:
-    """Sums the terms of slots, and what is logged of them."""
-    accepted = acceptance(l1)
+    """Sums the terms of slots, and what is logged of them; those of a block that count are a run
+    from slot 1."""
+    accepted = (1 - 0.5 * l1.detach()).clamp(0, 1)  # c*
     confidence = error = torch.zeros((), device=ce.device)
     if confidence_logits is not None:
         logits = confidence_logits.float()
         each = binary_cross_entropy_with_logits(logits, accepted, reduction="none")
         confidence = (weights * each).sum()
         error = ((torch.sigmoid(logits.detach()) - accepted) * eval_mask).abs().sum()
+    mask = eval_mask.flatten(0, -2)
+    valid = accepted.flatten(0, -2) * mask
+    begun = mask[:, 0]
     return LossSums(
         ce=(weights * ce).sum(),
         l1=(weights * l1).sum(),
         confidence=confidence,
         denominator=weights.sum(),
+        accepted=valid.sum(dim=0),
+        slots=mask.sum(dim=0),
+        tau=(1 + valid.cumprod(dim=-1).sum(dim=-1))[begun].sum(),
+        blocks=begun.sum(),
         confidence_error=error,
-        **block_sums(accepted, eval_mask),
     )
-
-
-def acceptance(l1: Tensor) -> Tensor:
-    """c* of slots from their l1, without gradient."""
-    return (1 - 0.5 * l1.detach()).clamp(0, 1)
-
-
-def block_sums(accepted: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Logged sums over blocks [..., k]; the slots that count (`mask`) are a run from slot 1."""
-    mask = mask.flatten(0, -2)
-    valid = accepted.flatten(0, -2) * mask
-    tau = (1 + valid.cumprod(dim=-1).sum(dim=-1))[mask[:, 0]].sum()
-    return {
-        "accepted": valid.sum(dim=0),
-        "slots": mask.sum(dim=0),
-        "tau": tau,
-        "blocks": mask[:, 0].sum(),
-    }
 
 
 def figures(sums: LossSums, weights: LossWeights) -> dict[str, float]:
     """The figures of a training log: the loss, the expected accepted length, the terms, and
     acceptance by slot, from 0."""
-    sums = LossSums(*(value.detach() for value in sums))
     over = float(sums.denominator) + _TINY
     ce, l1, confidence = (float(term) / over for term in (sums.ce, sums.l1, sums.confidence))
     rates = (sums.accepted / sums.slots.clamp(min=1)).tolist()

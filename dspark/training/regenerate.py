@@ -30,8 +30,15 @@ from dspark.client import (
     Unavailable,
 )
 from dspark.errors import ConfigError
+from dspark.progress import progress
 from dspark.training.chat import Chat
-from dspark.training.disk import RowFile, check_same_run, content_digest, read_rows, write_whole
+from dspark.training.disk import (
+    check_same_run,
+    content_digest,
+    read_rows,
+    row_file,
+    write_whole,
+)
 from dspark.training.settings import RegenerationSettings
 from dspark.training.split import conversation_of
 
@@ -41,7 +48,6 @@ PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before a retry
 
 
 Told = TypeVar("Told")
-Progress = Callable[[int, int], None]  # rows done, tokens written by this run
 
 
 async def regenerate(
@@ -50,7 +56,6 @@ async def regenerate(
     out: Path,
     chat: Chat,
     asking: RegenerationSettings,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answers every row of `prompts` and writes the rows to `out`; returns counts.
 
@@ -60,12 +65,11 @@ async def regenerate(
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
     asker = _Asker(client, info, chat, asking)
-    with RowFile(out) as file:
+    with row_file(out) as append, progress("regenerate", len(rows)) as tell:
         _check_same_run(out, prompts, asking, info)
         done = _rows_done(out, rows)
         start, tokens, failed = time.monotonic(), 0, 0
-        if progress:
-            progress(done, 0)
+        tell(completed=done)
         left, running = enumerate(rows[done:], start=done), deque[asyncio.Task[dict[str, Any]]]()
         try:
             while True:
@@ -75,16 +79,13 @@ async def regenerate(
                     running.append(asyncio.create_task(asker.row(number, row)))
                 if not running:
                     break
-                await running[0]
-                ready = [task.result() for task in itertools.takewhile(_answered, running)]
-                file.append(ready)
-                for row in ready:
-                    running.popleft()
-                    done += 1
-                    failed += row["status"] != "success"
-                    tokens += sum(len(turn["token_ids"]) for turn in _answers(row))
-                if progress:
-                    progress(done, tokens)
+                row = await running[0]
+                running.popleft()
+                append(row)
+                done += 1
+                failed += row["status"] != "success"
+                tokens += sum(len(turn["token_ids"]) for turn in _answers(row))
+                tell(completed=done, note=f"{tokens:,} tokens")
         finally:
             for task in running:
                 task.cancel()
@@ -175,10 +176,6 @@ async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> T
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def _answered(task: asyncio.Task[dict[str, Any]]) -> bool:
-    return task.done() and task.exception() is None
 
 
 def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -161,9 +161,12 @@ def _line(z: Floats, alive: Floats, label: Floats) -> tuple[float, float]:
         slope = rows @ ((p - label) * lost) + STIFFNESS * (at - raw)
         bend = (rows * (p * (1 - own) * lost)) @ rows.T + STIFFNESS * np.eye(2)
         step = np.linalg.solve(bend, slope)
+        inside = np.clip(at[0] - step[0], 1 / MOST, 1 / LEAST)
+        if inside != at[0] - step[0]:  # the best offset at the bound
+            step[0] = at[0] - inside
+            step[1] = (slope[1] - bend[1, 0] * step[0]) / bend[1, 1]
         for _ in range(ITERATIONS):
             new = at - step
-            new[0] = np.clip(new[0], 1 / MOST, 1 / LEAST)
             if (lower := _loss(new, z, alive, label)) <= loss:
                 break
             step /= 2

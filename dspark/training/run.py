@@ -47,8 +47,6 @@ class TrainingRun:
     samples: Samples
     features: FeatureSource
     target_head: Tensor  # [V, H]
-    device: torch.device
-    mixed: bool  # products in bf16
     plan: BatchPlan
     identity: dict[str, str]  # digests of the files that the numbers of a run depend on
 
@@ -59,18 +57,19 @@ class TrainingRun:
         lengths = [len(sample.ids) for sample in read]
         for places in pieces(lengths, self.settings.micro_tokens):
             some, which = [read[n] for n in places], [numbers[n] for n in places]
-            yield assemble(some, which, self.features.of(which, some), self.device)
+            yield assemble(some, which, self.features.of(which, some), self.target_head.device)
 
     def sums(self, numbers: list[int], key: tuple[int, ...], *, learn: bool) -> LossSums:
         """The loss sums over samples; with `learn`, their gradient is accumulated, too."""
         found = []
-        precision = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed)
+        mixed = self.settings.precision == "bf16"
+        precision = torch.autocast(self.target_head.device.type, torch.bfloat16, enabled=mixed)
         for batch in self.batches(numbers):
             with torch.set_grad_enabled(learn), precision:
                 loss = batch_loss(self.drafter, batch, self.settings, self.target_head, key)
             if learn:
                 loss.objective.backward()  # type: ignore[no-untyped-call]
-            found.append(LossSums(*(value.detach() for value in loss.sums)))
+            found.append(loss.sums)
         return add_sums(found)
 
 
@@ -111,8 +110,6 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
         samples=samples,
         features=features,
         target_head=_target_head(target, drafter.config),
-        device=device,
-        mixed=mixed,
         plan=plan,
         identity=identity,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -35,11 +35,8 @@ STATE, LOG, CURVE, MODEL = "state.safetensors", "log.csv", "loss.png", "drafter"
 CURVES = {name: (name, f"held_out_{name}") for name in ("loss", "tau")}
 HELD_OUT_KEY = 0x7E57  # anchors of held-out conversations are the same at every evaluation
 
-# called with steps done, steps in all, the figures of the step
-OnStep = Callable[[int, int, Mapping[str, float]], None]
 
-
-def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
+def train_drafter(settings: Settings) -> Path:
     """Trains a drafter in `settings.out`, or resumes the run there; returns the folder of the
     drafter in the released format.
 
@@ -50,10 +47,10 @@ def train_drafter(settings: Settings, *, on_step: OnStep | None = None) -> Path:
     world = WorkerGroup.of_process_group()
     run = open_run(settings, world)
     with only_writer(Path(settings.out)) if world.size == 1 else nullcontext():
-        return _train(run, on_step)
+        return _train(run)
 
 
-def _train(run: TrainingRun, on_step: OnStep | None) -> Path:
+def _train(run: TrainingRun) -> Path:
     settings, world = run.settings, run.world
     out, plan = Path(settings.out), run.plan
     optimisers = make_optimisers(run.drafter, settings)
@@ -71,41 +68,31 @@ def _train(run: TrainingRun, on_step: OnStep | None) -> Path:
         for path in (out / STATE, out / MODEL / SINGLE_NAME):
             remove_partial(path)
     start = saved = time.perf_counter()
-    for step in range(done, plan.steps):
-        set_step(optimisers, settings, step, plan.steps)
-        shown = learn(run, optimisers, step)
-        last = step + 1 == plan.steps
-        seconds = before + time.perf_counter() - start
-        if last or (step + 1) % settings.log_every == 0:
-            if plan.used < len(run.samples) and (last or (step + 1) % settings.evaluate_every == 0):
-                shown |= held_out(run)
-            if log:
-                log.row(_row(step + 1, seconds, shown, plan.used < len(run.samples)))
-        if on_step:
-            on_step(step + 1, plan.steps, shown)
-        now = time.perf_counter()
-        if world.leads and (
-            last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s
-        ):
-            state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
-            state["identity"] = run.identity
-            checkpoint.save(out / STATE, run.drafter, optimisers, state)
-            saved = now
+    with progress(f"train {settings.family}", plan.steps, shown=world.size == 1) as tell:
+        for step in range(done, plan.steps):
+            set_step(optimisers, settings, step, plan.steps)
+            shown = learn(run, optimisers, step)
+            last = step + 1 == plan.steps
+            seconds = before + time.perf_counter() - start
+            if last or (step + 1) % settings.log_every == 0:
+                held = plan.used < len(run.samples)
+                if held and (last or (step + 1) % settings.evaluate_every == 0):
+                    shown |= held_out(run)
+                if log:
+                    log.row(_row(step + 1, seconds, shown, held))
+            tell(completed=step + 1, note=f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}")
+            now = time.perf_counter()
+            if world.leads and (
+                last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s
+            ):
+                state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
+                state["identity"] = run.identity
+                checkpoint.save(out / STATE, run.drafter, optimisers, state)
+                saved = now
     if world.leads:
         _finish(run, out)
     world.wait()
     return out / MODEL
-
-
-def train_with_bar(settings: Settings) -> Path:
-    """`train_drafter` in this process, with a progress bar."""
-    with progress(f"train {settings.family}") as tell:
-
-        def on_step(done: int, steps: int, shown: Mapping[str, float]) -> None:
-            note = f"loss {shown['loss']:.4f} tau {shown['tau']:.2f}"
-            tell(completed=done, total=steps, note=note)
-
-        return train_drafter(settings, on_step=on_step)
 
 
 def learn(
@@ -153,7 +140,7 @@ def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> d
 
 
 def _finish(run: TrainingRun, out: Path) -> None:
-    dtype = torch.bfloat16 if run.mixed else torch.float32
+    dtype = torch.bfloat16 if run.settings.precision == "bf16" else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
     write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")
     record.draw(record.Log(out / LOG), CURVES, out / CURVE)

@@ -116,6 +116,16 @@ def test_the_page_says_what_was_saved_and_the_saved_result_is_of_this_table() ->
             "layer 0 sees 8192 tokens, and its attention is told of everything",
         ),
         (
+            transformers.Llama4TextConfig(
+                **SHAPE,
+                intermediate_size_mlp=96,
+                num_local_experts=2,
+                no_rope_layers=[0] * 4,
+                attn_temperature_tuning=True,
+            ),
+            "its attention counts the tokens of a call, whatever positions it is told",
+        ),
+        (
             transformers.Exaone4Config(
                 **SHAPE, sliding_window=4096, layer_types=["full_attention"] * 4
             ),

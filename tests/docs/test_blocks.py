@@ -67,8 +67,8 @@ def _parsed(words: list[str]) -> None:
             (i for i, word in enumerate(words) if word in ("|", ">", "&", "&&", ";")), len(words)
         )
     ]
-    if "..." in words or words[:1] == ["train"]:
-        return  # a sketch, or options that another parser reads
+    if "..." in words:
+        return  # a sketch
     build_parser().parse_known_args(words)  # ends with what is wrong
 
 

@@ -206,6 +206,8 @@ class Context:
     def __init__(self, call: MemoryCall, serialize: Callable[[Any], bytes]) -> None:
         self._call, self._serialize = call, serialize
 
+    async def send_initial_metadata(self, metadata: Any) -> None: ...
+
     async def write(self, response: Any) -> None:
         self._call.answer(self._serialize(response))
 

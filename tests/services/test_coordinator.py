@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.workers.worker import WorkerRole
+from draft_service.service import DraftService
 from dspark.client import AsyncClient
 from dspark.errors import Unavailable
 from tests.faults.oracle import plain_greedy
@@ -38,6 +40,28 @@ async def test_status_shows_the_whole_cell(client: AsyncClient) -> None:
         False,
     )
     assert (info.stop_token_ids, info.rule) == ((1,), "block")
+
+
+async def test_the_status_is_told_although_a_worker_that_is_asked_for_its_own_is_let_go(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe, hangs, asked = DraftService.Describe, False, asyncio.Event()
+
+    async def slowly(*told: Any) -> Any:
+        if hangs:
+            asked.set()
+            await asyncio.Event().wait()
+        return await describe(*told)
+
+    monkeypatch.setattr(DraftService, "Describe", slowly)
+    coordinator = await cell.whole()
+    membership, hangs = coordinator.cell.membership, True
+    telling = asyncio.ensure_future(cell.client(coordinator).status())
+    await asked.wait()
+    known = [each.address for each in membership.workers]
+    membership.announce([each for each in known if each.role is WorkerRole.VERIFY])
+    told = {each.name: each.detail for each in (await telling).processes}
+    assert told["draft/0"] == "does not say what it holds: deadline_exceeded"
 
 
 async def test_draining_flips_health_first_and_lets_streams_finish(

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,15 +19,17 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
+from coordinator.cells.frontends import CELL
 from coordinator.frontend import remote_cell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
-from dspark.client.errors import InvalidRequest, Overloaded, Unavailable
 from dspark.client.request import write_request
-from dspark.errors import ConfigError
-from dspark.errors import Overloaded as CutAsSlow
+from dspark.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
+from dspark.runtime.security import Security
+from dspark.runtime.server import GrpcServer
+from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
 from tests.keys import token_files
@@ -259,7 +262,7 @@ async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(cell:
     taken = await sink.take()
     assert taken is not None
     assert len(taken) == 4
-    with pytest.raises(CutAsSlow, match="reads too slowly"):
+    with pytest.raises(Overloaded, match="reads too slowly"):
         await sink.take()
     assert len((await neighbour).token_ids) == 200
     await cell.freed()
@@ -340,6 +343,45 @@ async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> No
         friend = cell.client(await cell.frontend())
         # loopback: clients need no token
         assert len((await friend.complete([1, 2], max_tokens=4)).token_ids) == 4
+
+
+class OfAnotherVersion(frontend_pb2_grpc.CellServicer):
+    """A coordinator whose terms no front end of this version can read."""
+
+    async def Attach(
+        self, requests: AsyncIterator[frontend_pb2.FrontendBatch], context: Any
+    ) -> AsyncIterator[frontend_pb2.CellBatch]:
+        yield frontend_pb2.CellBatch(number=1, terms=frontend_pb2.Terms(policy="unheard of"))
+        await asyncio.Event().wait()
+
+
+async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, sleep = list[float](), asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0.0 if len(pauses) < 6 else 60.0)
+
+    monkeypatch.setattr(
+        remote_cell, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": paused})
+    )
+    server = GrpcServer(bind="127.0.0.1:0", security=Security())
+    server.add(frontend_pb2_grpc.add_CellServicer_to_server, OfAnotherVersion(), CELL)
+    cell = remote_cell.RemoteCell(
+        f"127.0.0.1:{await server.start()}",
+        Security(),
+        max_calls=1,
+        hello=HELLO["hello"],
+        on_change=lambda ready: None,
+        metrics=Metrics(),
+    )
+    cell.start()
+    await until(lambda: len(pauses) == 6)
+    await cell.close()
+    await server.drain(0.0)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
 
 
 HELLO = {"hello": frontend_pb2.FrontendHello(name="by hand")}

@@ -18,8 +18,8 @@ from tests.waiting import until
 async def coordinator(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     async with Cell(pair=FLAT) as cell:
         await cell.verifier(kv_tokens=1 << 17, max_sequences=8)
-        more = getattr(request, "param", {})
-        yield await cell.coordinator(max_unread_s=1.0, policy="off", **more)
+        settings = {"max_unread_s": 1.0, **getattr(request, "param", {})}
+        yield await cell.coordinator(policy="off", **settings)
 
 
 async def read(call: Any) -> tuple[int, grpc.StatusCode]:
@@ -53,6 +53,13 @@ async def test_a_client_that_stops_reading_is_cut_and_hears_why(coordinator: Any
             assert count < 30_000
             assert (await neighbour)[1] is grpc.StatusCode.OK
             await until(lambda: not coordinator.cell.admission.running)
+
+
+@pytest.mark.parametrize("coordinator", [{"max_unread_s": 1e-6}], indirect=True, ids=["no time"])
+async def test_a_client_that_no_time_is_left_to_hears_why(coordinator: Any) -> None:
+    async with grpc.aio.insecure_channel(coordinator.endpoint) as channel, asyncio.timeout(20):
+        call = generate_pb2_grpc.GenerationStub(channel).Generate(message(200))
+        assert (await read(call))[1] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("coordinator", [{"max_running": 1}], indirect=True, ids=["one place"])

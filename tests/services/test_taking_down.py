@@ -3,6 +3,7 @@ time to say so; and `dspark up --block` beside a cell that ends without it."""
 
 import contextlib
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -82,10 +83,10 @@ def test_a_cell_that_outlives_its_rays_head_is_not_forgotten(
 ) -> None:
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
     said: list[str] = []
-    with HttpCell(workers=False, http=None) as running:
-        cell = replace(CELL, endpoint=running.coordinator.endpoint)
+    with socket.create_server(("127.0.0.1", 0)) as busy:  # who has no time to answer
+        cell = replace(CELL, endpoint=f"127.0.0.1:{busy.getsockname()[1]}")
         write_cell(replace(cell, ray_address=f"127.0.0.1:{free_ports(1)[0]}"))
-        with pytest.raises(DsparkError, match=f"the cell still serves at {cell.endpoint}"):
+        with pytest.raises(DsparkError, match=f"the cell still listens at {cell.endpoint}"):
             down.take_down(said.append)
         assert cell_file().exists()
     down.take_down(said.append)

@@ -1,20 +1,26 @@
 """TLS on real sockets: who is refused, who gets in as what, certificates renewed while serving."""
 
 import asyncio
+import contextlib
 import datetime
 import json
 import ssl
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
 from dspark.client import AsyncClient, Denied, Unavailable
+from dspark.client.cell import whom_to_call
 from dspark.errors import ConfigError
 from dspark.runtime.channel import open_channel
 from dspark.runtime.listen_config import ListenConfig
@@ -30,6 +36,12 @@ from tests.faults.pair import FLAT
 from tests.keys import key_files, token_files
 from tests.services.cell import Cell
 from tests.waiting import until
+
+DAY = datetime.timedelta(days=1)
+ADDRESSES = Path("/proc/net/if_inet6")
+IPV6 = pytest.mark.skipif(
+    not (ADDRESSES.exists() and " lo" in ADDRESSES.read_text()), reason="no ::1 on this machine"
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +93,36 @@ async def test_a_name_that_is_not_in_the_certificate_is_refused(
         await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere"))
         is grpc.StatusCode.UNAVAILABLE
     )
+
+
+@IPV6
+@pytest.mark.parametrize("host", ["::1", "[0:0:0:0:0:0:0:1]"])
+async def test_an_address_of_ipv6_is_that_of_the_certificate_however_it_is_written(
+    host: str, ours: Authority
+) -> None:
+    config = ListenConfig(bind=f"{host}:0", **ours.settings())
+    server = GrpcServer(bind=config.bind, security=Security.of(config))
+    port = await server.start()
+    asked, _, _, _ = whom_to_call(f"{host}:{port}", None, None)
+    assert asked == server.endpoint(port) == f"[::1]:{port}"
+    assert await _health(asked, ours.tls()) is None
+    await server.drain(0)
+
+
+@IPV6
+async def test_processes_find_each_other_however_their_addresses_are_written(
+    ours: Authority,
+) -> None:
+    def long(process: Any) -> str:
+        return str(process.endpoint).replace("::1", "0:0:0:0:0:0:0:1")
+
+    shared = {**ours.settings(), "bind": "::1:0"}
+    async with Cell(pair=FLAT, shared=shared) as cell:
+        verifier, drafter = await cell.verifier(), await cell.drafter()
+        coordinator = await cell.coordinator(verify=(long(verifier),), draft=(long(drafter),))
+        front = await cell.frontend(coordinator=long(coordinator))
+        assert await _answered(front.endpoint, ours.tls("client-acme")) == 8
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
 
 
 async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:
@@ -255,6 +297,33 @@ def test_files_that_are_no_certificates_are_refused(
         Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
 
 
+@pytest.mark.parametrize("file", ["ca.crt", "node.crt"])
+@pytest.mark.parametrize("step", ["load_verify_locations", "load_cert_chain"])
+@pytest.mark.parametrize("change", [Authority.spoil, Authority.remove])
+def test_a_file_that_changes_while_it_is_read_is_refused_like_one_that_does_not_fit(
+    tmp_path: Path,
+    file: str,
+    step: str,
+    change: Callable[[Authority, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever keeps a connection tries again then, and ends by any other error."""
+    ours = Authority(tmp_path)
+    real, changed = getattr(ssl.SSLContext, step), list[str]()
+
+    def read(context: ssl.SSLContext, *told: Any, **more: Any) -> None:
+        real(context, *told, **more)
+        if not changed:
+            change(ours, file)
+            changed.append(file)
+        real(context, *told, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, step, read)
+    with contextlib.suppress(ConfigError):
+        ours.tls().check(server=True)
+    assert changed
+
+
 @pytest.mark.parametrize("name", ["client-acme", "operator", "ca"])
 def test_a_certificate_that_no_server_can_show_is_refused_before_it_is_shown(
     name: str, ours: Authority
@@ -263,6 +332,48 @@ def test_a_certificate_that_no_server_can_show_is_refused_before_it_is_shown(
     with pytest.raises(ConfigError, match=rf"^tls_cert: .*{name}\.crt is refused as a server's"):
         Security.of(ListenConfig(**{**ours.settings(), **change}))
     ours.tls(name).check()  # as a caller's it may do
+
+
+@pytest.mark.parametrize("kind", ["Ed25519", "P-521", "unknown"])
+def test_a_key_that_grpc_does_not_take_is_named_with_its_kind(kind: str, tmp_path: Path) -> None:
+    made = {
+        "Ed25519": ed25519.Ed25519PrivateKey.generate,
+        "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+        "unknown": lambda: ec.generate_private_key(ec.SECP224R1()),
+    }[kind]()
+    cert, key = tmp_path / "own.crt", tmp_path / "own.key"
+    now, name = datetime.datetime.now(datetime.UTC), x509.Name([])
+    builder = x509.CertificateBuilder(name, name, made.public_key(), 1, now - DAY, now + DAY)
+    signed = builder.sign(made, None if kind == "Ed25519" else hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    cert.write_bytes(signed.public_bytes(pem))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(made.private_bytes(pem, *plain))
+    with pytest.raises(
+        ConfigError, match=rf"^tls_cert: .*own\.crt has a key of the kind {kind}; gRPC takes RSA"
+    ):
+        Tls(str(cert), str(key)).check()
+
+
+def test_a_certificate_with_openssls_own_marks_is_named(tmp_path: Path) -> None:
+    """gRPC does not read it."""
+    authority = Authority(tmp_path)
+    shown = Path(authority.path("node.crt"))
+    shown.write_text(shown.read_text().replace("CERTIFICATE", "TRUSTED CERTIFICATE"))
+    with pytest.raises(ConfigError, match=r"^tls_cert: .*node\.crt begins with no plain certif"):
+        authority.tls().check()
+
+
+def test_a_process_of_another_authority_than_it_believes_is_warned_of(
+    ours: Authority, theirs: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be meant: callers of one authority, and a server's certificate of a public one."""
+    settings = {**ours.settings(), "tls_ca": theirs.path("ca.crt")}
+    Security.of(ListenConfig(**settings, tls_require_client_cert=False))
+    Security.of(ListenConfig(**ours.settings()))
+    assert not caplog.records
+    Security.of(ListenConfig(**settings))
+    assert "node.crt is refused as a server's" in caplog.text
 
 
 @pytest.mark.parametrize("days", [-2, 2])

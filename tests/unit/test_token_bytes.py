@@ -1,12 +1,15 @@
 """What entries of a vocabulary stand for is what the tokenizer itself makes of them, whatever its
 decoder."""
 
+import errno
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from dspark.errors import ConfigError
 from dspark.token_bytes import read_token_bytes
 
 WORDS = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁x", "a", "▁▁b", "süß", "🙂"]
@@ -64,6 +67,20 @@ def test_single_bytes_and_spaces_are_themselves(name: str, tmp_path: Path) -> No
     assert words is not None
     assert words[1:257] == [bytes([byte]) for byte in range(256)]
     assert words[257:] == [b" ", b" x", b"a", b"  b", "süß".encode(), "🙂".encode()]
+
+
+def test_a_file_that_cannot_be_read_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    made(None, tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    file = tmp_path / "tokenizer.json"
+    said = f"^target: {re.escape(str(file))} cannot be read: Permission denied$"
+    with pytest.raises(ConfigError, match=said):
+        read_token_bytes(tmp_path, len(WORDS))
 
 
 def test_what_settings_alone_call_special_is_no_text(tmp_path: Path) -> None:

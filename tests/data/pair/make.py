@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from dspark.training.calibrate import calibrate
 from dspark.training.samples import Sample, write_samples
 from dspark.training.settings import Settings
-from dspark.training.trainer import train_with_bar
+from dspark.training.trainer import train_drafter
 
 HERE = Path(__file__).parent
 MODULES = (
@@ -80,9 +80,9 @@ def main() -> None:
         work / "samples.safetensors", written_by(Qwen3ForCausalLM.from_pretrained(target), ids)
     )
     told = settings(target, work)
-    shutil.copytree(train_with_bar(told), drafter, dirs_exist_ok=True)
+    shutil.copytree(train_drafter(told), drafter, dirs_exist_ok=True)
     alone = dataclasses.replace(told, family="lm", width=48, layers=1, out=str(work / "assistant"))
-    shutil.copytree(train_with_bar(alone), HERE / "assistant", dirs_exist_ok=True)
+    shutil.copytree(train_drafter(alone), HERE / "assistant", dirs_exist_ok=True)
     prompts = HERE / "prompts.jsonl"
     prompts.write_text("".join(rows_of_prompts(tokenizer, ids)), encoding="utf-8")
     report = calibrate(target, drafter, [prompts], new_tokens=64)

@@ -13,13 +13,11 @@ import pytest
 
 from dspark.client import Options, Speculation
 from dspark.errors import InvalidRequest, Overloaded
-from dspark.loadgen import prompts, report, sweep
+from dspark.loadgen import prompts, report
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
-from dspark.loadgen.grpc_endpoint import GrpcEndpoint
-from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
-from dspark.loadgen.run import CUT, MOST_REQUESTS, LoadPlan, Outcome, Progress, run
+from dspark.loadgen.run import CUT, MOST_REQUESTS, LoadPlan, Outcome, run
 from dspark.loadgen.summary import spread, summarise
 from dspark.plots import check, check_file
 from tests.faults.simulation import Simulation
@@ -59,12 +57,10 @@ class Server:
         pass
 
 
-def measure(
-    server: Server, plan: LoadPlan, progress: Progress = lambda answers, tokens: None
-) -> Outcome:
+def measure(server: Server, plan: LoadPlan) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
-        return simulation.run(run(server, itertools.repeat(QUESTION), plan, progress))
+        return simulation.run(run(server, itertools.repeat(QUESTION), plan))
 
 
 def test_gaps_are_per_token_and_not_per_message() -> None:
@@ -89,11 +85,8 @@ def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length(
 
 def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:
     server = Server([StreamPiece(1, 8), StreamPiece(2, 8)])
-    told: list[tuple[int, int]] = []
-    plan = LoadPlan(concurrency=3, requests=10, warmup=4)
-    outcome = measure(server, plan, lambda answers, tokens: told.append((answers, tokens)))
+    outcome = measure(server, LoadPlan(concurrency=3, requests=10, warmup=4))
     assert (server.asked, server.most) == (14, 3)
-    assert told == [(n, 3 * n) for n in range(1, 15)]
     assert len(outcome.measured) == 10
     assert outcome.counters == {"bytes_features": 1000.0}
     point = summarise(outcome, series="x")
@@ -370,35 +363,3 @@ def test_a_table_says_what_was_measured_and_a_plot_has_speed_over_speed(
     assert lines["speed"] == [(1234.5, 60.7)]
     assert lines["budget"][0] == (2, 4.25)
     assert lines["pools"] == [(2, 0.9), (2, 0.4)]
-
-
-def order(**told: Any) -> sweep.SweepOrder:
-    usual: dict[str, Any] = {
-        "endpoint": "e", "token": None, "openai": "", "model": "", "concurrency": (), "rate": (),
-        "policy": ("",), "requests": 0, "duration": 0.0, "warmup": None, "seed": 3, "timeout": 5.0,
-        "prompts": None, "domains": (), "input_len": None, "vocabulary": None, "output_len": 9,
-        "stop_at_eos": False, "temperature": 0.0, "rule": None,
-    }  # fmt: skip
-    return sweep.SweepOrder(**{**usual, **told})
-
-
-def test_an_order_becomes_the_plans_of_its_points() -> None:
-    own: Any = {"timeout_s": 5.0, "seed": 3}
-    assert sweep._plan(order(), 1, 0.0) == LoadPlan(1, requests=16, warmup=2, **own)
-    assert sweep._plan(order(), 50, 0.0) == LoadPlan(50, requests=200, warmup=50, **own)
-    timed = order(duration=2.0, warmup=0)
-    assert sweep._plan(timed, 0, 3.0) == LoadPlan(rate=3.0, duration_s=2.0, **own)
-
-
-async def test_an_order_becomes_the_options_of_its_requests() -> None:
-    told = order(rule="block", temperature=0.5, stop_at_eos=True)
-    endpoint = sweep._endpoint(told, "fixed:2")
-    assert isinstance(endpoint, GrpcEndpoint)
-    assert endpoint._options == {
-        "max_tokens": 9, "temperature": 0.5, "ignore_eos": None, "seed": 3,
-        "policy": "fixed:2", "rule": "block",
-    }  # fmt: skip
-    await endpoint.close()
-    other = sweep._endpoint(order(endpoint=None, model="m"), "")
-    assert isinstance(other, OpenAiEndpoint)
-    assert (other._options["ignore_eos"], other._options["seed"]) == (True, None)

@@ -65,7 +65,7 @@ def test_doctor_looks_at_what_it_can_and_names_the_extras_that_are_missing() -> 
 @pytest.mark.parametrize(
     ("words", "module", "extra"),
     [
-        (["serve", "verify", "--target", "models/target"], "yaml", "serve"),
+        (["serve", "verify", "--target", "models/target"], "structlog", "serve"),
         (["certificates", "folder", "--host", "a"], "cryptography", "tls"),
     ],
 )

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dspark.cli.certificates import issue
+from dspark.cli.main import main
 from dspark.errors import ConfigError
 
 
@@ -26,6 +29,26 @@ def test_a_renewal_keeps_hosts_and_tenants_and_takes_more(tmp_path: Path) -> Non
     assert (tmp_path / "client-acme.crt").read_bytes() != before
     tenants = {path.name for path in tmp_path.glob("client-*.key")}
     assert tenants == {"client-acme.key", "client-globex.key"}
+
+
+def test_a_file_of_the_authority_that_is_gone_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issue(tmp_path, hosts=[], tenants=[], days=1)
+    (tmp_path / "ca.crt").unlink()
+    assert main(["certificates", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"dspark: {tmp_path}/ca.crt: No such file or directory\n"
+
+
+def test_an_authority_of_another_kind_is_not_taken_for_one_whose_files_do_not_match(
+    tmp_path: Path,
+) -> None:
+    issue(tmp_path, hosts=[], tenants=[], days=1)
+    made = rsa.generate_private_key(65537, 2048)
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (tmp_path / "ca.key").write_bytes(made.private_bytes(serialization.Encoding.PEM, *plain))
+    with pytest.raises(ConfigError, match=r"ca\.key is of another kind than those made here"):
+        issue(tmp_path, hosts=[], tenants=[], days=1)
 
 
 @pytest.mark.parametrize("host", ["", "https://a.b:7000", "not a host!", "a.b:7000", "bücher.de"])

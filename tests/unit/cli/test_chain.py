@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from dspark.cli.main import main
-from dspark.cli.train import build_parser
+from dspark.cli.main import build_parser, main
 from dspark.cli.train_all import NOTES, _Chain, _identity, _read
 from dspark.errors import ConfigError
 
@@ -43,7 +42,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def _words(prompts: Path, target: Path, options: str = "") -> list[str]:
-    told = f"all --prompts {prompts} --target {target} --out {prompts.parent}/chain {options}"
+    told = f"train all --prompts {prompts} --target {target} --out {prompts.parent}/chain {options}"
     return told.split()
 
 
@@ -105,7 +104,7 @@ def _go_on(prompts: Path, target: Path, *missing: str) -> int:
     chain = _begin(prompts, target)
     for name in STAGES.keys() - missing:
         chain.do(name, lambda name=name: STAGES[name])
-    return main(["train", *_words(prompts, target, "--json")])
+    return main(_words(prompts, target, "--json"))
 
 
 def test_what_has_no_figure_is_null(

@@ -360,18 +360,22 @@ async def test_operators_questions_are_read_as_requests_are(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (["hi"], "prompt: the target has no tokenizer; give --token-ids"),
-        (["--token-ids", "5", "--logprobs", "3"], "logprobs: is told with --json alone"),
-        (["hi", "--prompt-logprobs", "0"], "prompt-logprobs: is told with --json alone"),
-        (["--token-ids", "5", "--timeout", "0"], "timeout: must be above 0, got 0"),
+        (["hi"], 1, "prompt: the target has no tokenizer; give --token-ids"),
+        (["--token-ids", "5", "--logprobs", "3"], 2, "logprobs: is told with --json alone"),
+        (["hi", "--prompt-logprobs", "0"], 2, "prompt-logprobs: is told with --json alone"),
+        (["--token-ids", "5", "--timeout", "0"], 1, "timeout: must be above 0, got 0"),
     ],
 )
 def test_generate_refuses_what_it_could_not_tell_by_the_word_that_was_typed(
-    words: list[str], said: str, service: Counter, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    code: int,
+    said: str,
+    service: Counter,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["generate", "--endpoint", service.endpoint, *words]) == 1
+    assert main(["generate", "--endpoint", service.endpoint, *words]) == code
     assert capsys.readouterr().err == f"dspark: {said}\n"
     assert not service.calls
 

@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 
 from deploy import train_workers
-from dspark.cli.main import main
+from dspark.cli.main import build_parser, main
 from dspark.cli.options import read_keys
-from dspark.cli.train import build_parser
 from dspark.errors import DsparkError
 from dspark.training.disk import write_rows
 from dspark.training.settings import RegenerationSettings, Settings
 from tests.commands import python
 
-REQUIRED = ["drafter", "s.safetensors", "--target", "t", "--out", "o"]
+REQUIRED = ["train", "drafter", "s.safetensors", "--target", "t", "--out", "o"]
 
 
 def test_without_flags_a_run_has_the_published_settings() -> None:
     wanted = Settings(target="t", samples="s.safetensors", out="o")
     assert read_keys(build_parser().parse_args(REQUIRED), Settings, "train") == wanted
-    words = ["regenerate", "p.jsonl", "--target", "t", "--out", "o"]
+    words = ["train", "regenerate", "p.jsonl", "--target", "t", "--out", "o"]
     assert (
         read_keys(build_parser().parse_args(words), RegenerationSettings, "ask")
         == RegenerationSettings()
@@ -65,7 +64,7 @@ def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_reading_the_command_line_loads_no_torch() -> None:
     code = (
-        "import sys; from dspark.cli.train import build_parser; build_parser(); print('torch' "
+        "import sys; from dspark.cli.main import build_parser; build_parser(); print('torch' "
         "in sys.modules)"
     )
     assert python(code) == "False\n"
@@ -81,7 +80,7 @@ def test_a_signal_ends_several_workers_as_ctrl_c_does(monkeypatch: pytest.Monkey
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in ends]
     try:
-        assert main(["train", *REQUIRED, "--workers", "2"]) == 1
+        assert main([*REQUIRED, "--workers", "2"]) == 1
     finally:
         for number, handler in zip(ends, before, strict=True):
             signal.signal(number, handler)

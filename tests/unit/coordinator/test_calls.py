@@ -4,6 +4,7 @@ written."""
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 import xgrammar
 
 from coordinator.config import TOOL_FORMATS
-from coordinator.http.calls import CallReader, JsonValue, Part, joined
+from coordinator.http.calls import CallReader
+from coordinator.http.reader import Part, Reader
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
-from coordinator.http.thoughts import HarmonyReader, PlainReader, ThoughtReader, with_budget
+from coordinator.http.thoughts import HarmonyReader, with_budget
 from coordinator.http.tools import FORMATS, _check, _form, format_of, part_of
 from dspark.errors import InvalidRequest, Unsupported
 
@@ -22,10 +24,16 @@ TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
 
 
+def told(reader: Reader, pieces: list[str]) -> list[Part]:
+    """The parts of an answer whose tokens come one at a time, and of its end."""
+    each = [reader.read([piece], over=False) for piece in pieces]
+    return [part for parts in [*each, reader.read([], over=True)] for part in parts]
+
+
 def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     reader = HarmonyReader() if form is GPT else CallReader(form)
     text, calls = "", list[list[str]]()
-    for part in [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]:
+    for part in told(reader, pieces):
         assert part != Part()
         text += part.text
         if part.name:
@@ -80,6 +88,7 @@ NO_CALLS = [
     (LLAMA, '{"name": 3}'),
     (LLAMA, '{"name": "\\ud800", "parameters": {}}'),
 ]
+NO_HEAD = "<|start|>" + "x" * 300
 COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
 
 
@@ -101,6 +110,7 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
         (GPT, COMMENTARY + ARGUMENTS, "", [("f", ARGUMENTS)]),
         (GPT, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
         (GPT, CHANNELS + "final<|message|>Sunny<|end|><|start|>assistant", "Sunny", []),
+        (GPT, f"{NO_HEAD}<|end|>{CHANNELS}final<|message|>.", f"{NO_HEAD}.", []),
         (HERMES, CALL, "", [("weather", ARGUMENTS)]),
         (HERMES, f"Let me see.\n{CALL}\n{CALL}", "Let me see.", [("weather", ARGUMENTS)] * 2),
         (HERMES, f"{CALL}\nDone.", "\nDone.", [("weather", ARGUMENTS)]),
@@ -192,11 +202,11 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
         ("<thin", False, "", "<thin"),
     ):
         for pieces in cuts(written):
-            reader = ThoughtReader(PlainReader(), inside=inside)
-            parts = [*(part for piece in pieces for part in reader.push(piece)), *reader.close()]
+            reader = Reader(inside=inside)
+            parts = told(reader, pieces)
             assert Part() not in parts
-            told = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
-            assert told == (thought, said), pieces
+            kinds = "".join(part.reasoning for part in parts), "".join(part.text for part in parts)
+            assert kinds == (thought, said), pieces
 
 
 WORDS = [*map(bytes, zip(range(256), strict=True)), b"\xff\xff256", b"\xff\xff257", b""]
@@ -277,32 +287,40 @@ def test_a_budget_ends_thoughts_and_a_form_follows(special: dict[str, int]) -> N
         assert accepts(bounded, f"<think>\n{thought}</think>no", marks) is fits
 
 
-def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = [0]
-    take = JsonValue.take
+def lines_run(written: str) -> int:
+    """Lines of the reader that are run for an answer of single characters."""
+    count, file = 0, sys.modules[CallReader.__module__].__file__
 
-    def counted(value: JsonValue, text: str, at: int) -> int:
-        end = take(value, text, at)
-        looked[0] += end - at
-        return end
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename == file
+        return trace
 
-    monkeypatch.setattr(JsonValue, "take", counted)
-    arguments = json.dumps({"a": "x{" * 5_000})
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        read(HERMES, list(written))
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_every_character_is_looked_at_once() -> None:
     for written in (
-        '<tool_call>{"name": "f", "arguments": ' + arguments + "}",
-        '<tool_call>{"arguments": ' + arguments + ', "name": "f"}',
-        '<tool_call>{"other": ' + arguments,
+        '<tool_call>{"name": "f", "arguments": {"a": "LONG"}}',
+        '<tool_call>{"arguments": {"a": "LONG"}, "name": "f"}',
+        '<tool_call>{"other": "LONG"',
+        '<tool_call>{"LONG": 1, "name": "f"',
     ):
-        looked[0] = 0
-        text, calls = read(HERMES, list(written))
-        assert calls == [("f", arguments)] or text == written
-        assert len(arguments) <= looked[0] <= len(written)
+        once, twice = (lines_run(written.replace("LONG", "x{" * size)) for size in (2000, 4000))
+        assert once > 2000
+        assert twice < 2.1 * once
 
 
 def test_arguments_are_told_as_they_are_written() -> None:
     reader = CallReader(HERMES)
-    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
-    assert reader.push('"Kö') == [Part(call=0, arguments='"Kö')]
+    reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
+    assert reader.read(['"Kö'], over=False) == [Part(call=0, arguments='"Kö')]
 
 
 @pytest.mark.parametrize(
@@ -323,29 +341,29 @@ CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
 @pytest.mark.parametrize(
     ("reader", "tokens", "thought"),
     [
-        (ThoughtReader(PlainReader(), inside=True), ["a", "", "b", "</think>", "c"], 3),
+        (Reader(inside=True), ["a", "", "b", "</think>", "c"], 3),
         (
-            ThoughtReader(PlainReader(), inside=False),
+            Reader(inside=False),
             ["<think>", "\n", "b", "</", "think", ">", "c"],
             4,
         ),
-        (ThoughtReader(PlainReader(), inside=False), ["c", "d"], 0),
-        (ThoughtReader(CallReader(HERMES), inside=True), ["a"], 1),
+        (Reader(inside=False), ["c", "d"], 0),
+        (CallReader(HERMES, inside=True), ["a"], 1),
         (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),
     ],
 )
 def test_tokens_of_thoughts_are_counted(reader: Any, tokens: list[str], thought: int) -> None:
-    for token in tokens:
-        reader.push(token)
+    reader.read(tokens, over=False)
     assert reader.thought == thought
 
 
 def test_parts_that_come_together_are_joined() -> None:
-    apart = [Part(reasoning="a"), Part(reasoning="b"), Part("c"), Part("d")]
-    apart += [Part(call=0, name="f", id="x"), Part(call=0, arguments="{")]
-    apart += [Part(call=0, arguments="}"), Part(call=1, name="g", id="y"), Part("e")]
-    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", id="x", arguments="{}")]
-    assert joined(apart) == [*together, Part(call=1, name="g", id="y"), Part("e")]
+    written = ["a", "b", "</think>", "c", "d", '<tool_call>{"name": "f", "arguments": ', "{", "}}"]
+    calls = "</tool_call>", '<tool_call>{"name": "g", "arguments": {}}', "</tool_call>", "e"
+    reader = CallReader(HERMES, inside=True)
+    parts = [part._replace(id="") for part in reader.read([*written, *calls], over=True)]
+    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", arguments="{}")]
+    assert parts == [*together, Part(call=1, name="g", arguments="{}"), Part("e")]
 
 
 def test_the_setting_names_every_format() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from coordinator.http.template import ChatTemplate, find_template
+from coordinator.http.template import ChatTemplate, find_template, question_renderer
 from coordinator.reception.tokenizer import find_file, find_tokenizer
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.token_bytes import CONFIG, special_tokens
@@ -137,6 +139,23 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(
     ids = tokenizer.encode("def", add_special=False)
     assert ids == tuple(library.encode("def", add_special_tokens=False))
     assert tokenizer.decode(ids, skip_special=True) == library.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_rendered_question_begins_once_whoever_puts_the_first_token(
+    tmp_path: Path, adds: bool
+) -> None:
+    """It travels as plain text, before which a server may put that token itself."""
+    backend = Backend.from_file(str(TARGET / "tokenizer.json"))
+    if adds:
+        backend.post_processor = TemplateProcessing(
+            single="de $A", special_tokens=[("de", backend.token_to_id("de"))]
+        )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / CONFIG).write_text(json.dumps({"bos_token": "de"}))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    render, tokenizer = question_renderer(str(tmp_path)), find_tokenizer(str(tmp_path), None)
+    assert tokenizer.encode(render("hi")) == tokenizer.encode("dehi", add_special=False)
 
 
 def test_without_one_there_is_none(tmp_path: Path) -> None:

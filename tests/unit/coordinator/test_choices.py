@@ -50,6 +50,16 @@ async def test_the_queue_takes_all_answers_of_a_request_or_none() -> None:
         ask(cell, 1, "first")
 
 
+async def test_more_answers_than_may_run_are_taken_in_where_nothing_may_wait_but_for_them() -> None:
+    cell = RoundsCell(max_running=2, max_queued=0)
+    states = ask(cell, 3, "first")
+    with pytest.raises(Overloaded):
+        ask(cell, 1, "second")
+    await cell.finish(*states)
+    assert [state.answer.length for state in states] == [8] * 3
+    await cell.finish(*ask(cell, 1, "second"))
+
+
 async def test_an_error_of_one_answer_ends_the_request() -> None:
     cell = RoundsCell(sink=1)
     states = ask(cell, 3, max_tokens=40)  # nobody reads

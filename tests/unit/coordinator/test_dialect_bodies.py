@@ -12,7 +12,8 @@ from coordinator.dialects.messages import MessagesBody, MessageWriter, translate
 from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.body import MOST_ERRORS, validated
-from coordinator.http.calls import CallReader, Part
+from coordinator.http.calls import CallReader
+from coordinator.http.reader import Part
 from coordinator.http.schema import ChatBody, CompletionBody, form_of
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
@@ -65,7 +66,7 @@ def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
 
 def test_a_call_that_the_target_left_open_is_none_to_run() -> None:
     reader = CallReader(FORMATS["hermes"])
-    parts = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    parts = reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
     assert not reader.called
     response, message = writers()
     for writer in (response, message):

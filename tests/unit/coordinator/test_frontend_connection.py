@@ -2,13 +2,14 @@
 front end tells its coordinator fits into messages that are let in."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coordinator.cells import frontends as room
-from coordinator.cells.frontends import FrontendConnection
+from coordinator.cells.frontends import CellService, FrontendConnection
 from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.link import BATCH_BYTES, CoordinatorConnection
 from coordinator.lanes.monitor import Monitor
@@ -20,15 +21,19 @@ from dspark.wire.v1 import frontend_pb2, generate_pb2
 from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell
 
+HELLO = frontend_pb2.FrontendHello(name="f")
 
-async def attached() -> tuple[RoundsCell, FrontendConnection]:
-    cell = RoundsCell()
+
+def local(cell: RoundsCell) -> LocalCell:
     members: Any = SimpleNamespace(
         verifiers=[cell.lane.facts], drafters=[], ready=True, monitor=Monitor(cell.metrics)
     )
-    local = LocalCell(cell.admission, members, parse_policy("off"))
-    hello = frontend_pb2.FrontendHello(name="f")
-    return cell, FrontendConnection(local, hello, cell.clock, cell.metrics)
+    return LocalCell(cell.admission, members, parse_policy("off"))
+
+
+async def attached() -> tuple[RoundsCell, FrontendConnection]:
+    cell = RoundsCell()
+    return cell, FrontendConnection(local(cell), HELLO, cell.clock, cell.metrics)
 
 
 def submit(number: int, tokens: int, **more: Any) -> frontend_pb2.FrontendBatch:
@@ -62,6 +67,31 @@ async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Fai
         if batch.ended:
             break
     return failed
+
+
+async def test_front_ends_that_say_hello_at_one_time_are_counted_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "MAX_FRONTENDS", 2)
+    cell = RoundsCell()
+    service, greets = CellService(local(cell), cell.clock, cell.metrics), asyncio.Event()
+
+    async def said() -> AsyncIterator[frontend_pb2.FrontendBatch]:
+        await greets.wait()
+        yield frontend_pb2.FrontendBatch(hello=HELLO)
+        await asyncio.Event().wait()
+
+    context: Any = None
+    streams = [service.Attach(said(), context) for _ in range(3)]
+    first = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0.1)
+    greets.set()
+    told = await asyncio.gather(*first, return_exceptions=True)
+    assert [isinstance(each, Overloaded) for each in told] == [False, False, True]
+    assert cell.metrics.value("dropped_total", kind="frontend", reason="too_many") == 1
+    for stream in streams:
+        await stream.aclose()
+    assert not service.attached
 
 
 async def test_what_waits_for_a_front_end_goes_out_in_one_message() -> None:

@@ -22,6 +22,7 @@ from dspark.errors import ConfigError
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams, ScoredToken
+from dspark.whole_file import placed
 
 
 def request(
@@ -74,6 +75,20 @@ def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> No
     assert found.answers[0].logprobs[0].top_ids == (1, 2)
     assert len(found.answers[0].logprobs) == 3
     second.close()
+
+
+def test_a_process_that_was_killed_as_it_began_a_segment_keeps_no_other_from_starting(
+    tmp_path: Path,
+) -> None:
+    first = on_disk(tmp_path)
+    first.open(request())
+    first.close()
+    killed = placed(tmp_path / "journal-000000000002.log", mode=0o600, lasts=True)
+    killed.__enter__().write_bytes(b"half of it")
+    second = on_disk(tmp_path)
+    assert second.find("r") is not None
+    second.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["journal-000000000002.log", "lock"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no magic"])
@@ -154,7 +169,6 @@ def test_what_is_not_its_own_in_the_folder_stays(tmp_path: Path) -> None:
     for name in foreign:
         (tmp_path / name).write_bytes(b"DSPKJNL3")
     (tmp_path / "journal-000000000004.log").mkdir()
-    (tmp_path / ".journal-000000000004.log.0123456789abcdef").write_bytes(b"cut off")
     on_disk(tmp_path).close()
     mine = {"lock", "journal-000000000004.log", "journal-000000000005.log"}
     assert {path.name for path in tmp_path.iterdir()} == foreign | mine

@@ -10,6 +10,7 @@ from coordinator.reception.tokenizer import Tokenizer, find_tokenizer
 from dspark.errors import ConfigError
 from dspark.rounds.policy import Fixed
 from dspark.types import Rule
+from dspark.wire.control_down import MAX_WINDOW
 
 
 def test_the_defaults_can_work() -> None:
@@ -31,6 +32,7 @@ ENDPOINTS = [
         ("policy", "fastest", ""),
         ("rule", "typical", ""),
         ("window", -1, ""),
+        ("window", MAX_WINDOW + 1, ""),
         ("cohorts", 3, ""),
         ("max_running", 0, ""),
         ("max_queued", -1, ""),

@@ -8,9 +8,9 @@ from typing import Any
 
 from coordinator.answers.answer import End, Reason
 from coordinator.http.chat import ChatShape
+from coordinator.http.reader import Reader
 from coordinator.http.reply import Frame, streamed_reply
 from coordinator.http.schema import StreamOptions
-from coordinator.http.thoughts import PlainReader, ThoughtReader
 from coordinator.reception.output_processor import OutputChunk
 
 # a character of three tokens is shown with the last
@@ -41,7 +41,7 @@ class Asking:
 
 
 async def events() -> list[Any]:
-    shape = ChatShape(None, lambda: ThoughtReader(PlainReader(), inside=False))
+    shape = ChatShape(None, lambda: Reader(inside=False))
     said = [part async for part in streamed_reply(Asking(), shape, FRAME)]
     told = b"".join(said).decode().split("\n\n")
     return [

@@ -25,6 +25,7 @@ class Traced:
         provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
         cell = self.cell
+        cell.metrics.model_name = lambda: "a-model"
         self.tracing = Tracing(provider, share, cell.explain, cell.clock, cell.metrics)
         cell.admission.tracing = self.tracing
 
@@ -50,6 +51,7 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
     assert f"{root.parent.span_id:016x}" == CALLER.split("-")[2]
     assert root.attributes["gen_ai.usage.output_tokens"] == len(tokens) == 12
     assert root.attributes["dspark.label"] == "code"
+    assert root.attributes["gen_ai.request.model"] == "a-model"
     rounds = traced.spans("round")
     assert len(rounds) == root.attributes["dspark.spec.rounds"], "the last round too"
     assert 1 + sum(each.attributes["dspark.spec.committed"] for each in rounds) == len(tokens)

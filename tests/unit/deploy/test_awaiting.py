@@ -89,6 +89,17 @@ def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
         awaiting.await_lanes(client, 2, 1, 0.0, told.append)
 
 
+def test_every_address_of_a_replica_is_told() -> None:
+    """Those of front ends whose port was 0 stand nowhere else."""
+    said: list[str] = []
+    rows = [_row("frontend/0", "here:1", http="http://here:2"), _row("verify/0", "here:3")]
+    awaiting.await_replicas(lambda: rows, 0.0, said.append)
+    assert said == [
+        "frontend/0: serving at here:1 and http://here:2/v1 (pid 1)",
+        "verify/0: serving at here:3 (pid 1)",
+    ]
+
+
 def test_only_a_replica_that_does_not_serve_ends_the_wait() -> None:
     again = [_row("draft/0", reason="lost", failures=3)]
     assert awaiting.await_replicas(lambda: again, 0.0, lambda _: None) == again

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -507,13 +508,14 @@ async def test_sizes_that_are_refused_leave_autoscaling_as_it_was(make: Make) ->
 async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_were(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = make({ProcessRole.FRONTEND: {"bind": "127.0.0.1:0"}}, frontends=2)
+    settings = {"bind": "127.0.0.1:0", "http": "[::1]:0"}
+    cell = make({ProcessRole.FRONTEND: settings}, frontends=2)
     given: list[Replica] = []
     launch = cell.fleet.launch
 
     async def noting(replica: Replica) -> StartedProcess:
         given.append(replica)
-        return await launch(replica)
+        return replace(await launch(replica), http=f"http://[::1]:800{replica.name[-1]}")
 
     monkeypatch.setattr(cell.fleet, "launch", noting)
     await cell.run()
@@ -530,6 +532,7 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     await cell.fleet.crash("frontend/1")
     await until(lambda: cell.fleet.started.count("frontend/1") == 2)
     assert given[-1].settings["bind"] == endpoints["frontend/1"]
+    assert given[-1].settings["http"] == "[::1]:8001"
 
     await cell.fleet.crash("coordinator/0")  # this fleet starts it again at another port
     await until(

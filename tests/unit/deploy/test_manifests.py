@@ -25,7 +25,6 @@ from deploy.config import ClusterConfig
 from deploy.service_registry import ROOMS, config_class, load_settings
 from deploy.topology import ProcessRole
 from dspark.cli.main import build_parser
-from dspark.cli.serve import room_parser
 from dspark.runtime.config import load_config
 from dspark.runtime.security import Security
 
@@ -99,6 +98,10 @@ def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path
         } == labelled
 
 
+def _parsed(role: str, words: list[str]) -> Any:
+    return build_parser().parse_args(["serve", role, *words])
+
+
 def _secured(role: ProcessRole, settings: dict[str, Any], secrets: Path) -> None:
     """Passes what a process checks before it listens; the files of its secrets stand in for the
     mounted ones."""
@@ -118,7 +121,7 @@ def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path:
     file = tmp_path / "cell.yaml"
     file.write_text(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
     for role in (ProcessRole.COORDINATOR, ProcessRole.VERIFY, ProcessRole.DRAFT):
-        given = vars(room_parser(str(role)).parse_args(COMPOSE["services"][str(role)]["command"]))
+        given = vars(_parsed(role, COMPOSE["services"][role]["command"]))
         for source, flags in ((file, {}), (None, given)):
             _secured(role, load_settings(role, file=source, environ={}, flags=flags), tmp_path)
 
@@ -176,9 +179,7 @@ def test_a_pod_has_longer_to_end_than_its_process() -> None:
         pod = MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["template"]["spec"]
         (grace,) = [word for word in pod["containers"][0]["args"] if word.startswith("--grace-s=")]
         assert pod["terminationGracePeriodSeconds"] > float(grace.partition("=")[2])
-        room_parser(pool).parse_args(
-            [word.replace("$(POD_NAME)", "x") for word in pod["containers"][0]["args"]]
-        )
+        _parsed(pool, [word.replace("$(POD_NAME)", "x") for word in pod["containers"][0]["args"]])
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -225,7 +226,7 @@ def test_compose_is_valid() -> None:
 def test_compose_serves_with_options_that_exist_and_mounts_files_that_exist() -> None:
     for pool in ("coordinator", "verify", "draft"):
         service = COMPOSE["services"][pool]
-        room_parser(pool).parse_args(service["command"])
+        _parsed(pool, service["command"])
         assert f"AS {service['build']['target']}\n" in DOCKERFILE
         used = set(re.findall(r"/run/secrets/(\w+)", " ".join(service["command"])))
         assert used == set(service["secrets"])
@@ -258,7 +259,7 @@ def test_entry_points_of_the_image_parse() -> None:
         lines = dict(re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", stage, re.MULTILINE))
         entry, command = json.loads(lines["ENTRYPOINT"]), json.loads(lines["CMD"])
         assert entry[:5] == ["tini", "--", "dspark", "serve", name[1]]
-        room_parser(name[1]).parse_args(entry[5:] + command)
+        _parsed(name[1], entry[5:] + command)
         (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", stage)
         build_parser().parse_args(json.loads(check)[1:])
         words.pop(name[1])

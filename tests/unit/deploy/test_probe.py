@@ -1,10 +1,12 @@
 """Channels to the processes of a cell: one whose connection is lost is not used again."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -132,6 +134,18 @@ async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: lis
         assert looking.misses == misses
         assert len(opened) == misses + 1
     assert [each.get_state() is CLOSED for each in opened] == [True, True, False]
+    await looking.close()
+
+
+async def test_a_controller_without_descriptors_counts_nobody_as_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking = Probe(NOBODY, "")
+    monkeypatch.setattr(
+        asyncio, "open_connection", AsyncMock(side_effect=OSError(errno.EMFILE, ""))
+    )
+    await looking.look()
+    assert looking.misses == 0
     await looking.close()
 
 

@@ -59,12 +59,12 @@ def test_what_would_end_others_processes_or_ask_nobody_is_refused(
     ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cell(OURS)
-    for words, said in (
-        (["--", "stop"], "`dspark down` ends the cell"),
-        (["--"], "dspark ray -- status"),
-        (["--", "list", "actors"], "`dspark up --dashboard`"),
+    for words, code, said in (
+        (["--", "stop"], 2, "`dspark down` ends the cell"),
+        (["--"], 2, "dspark ray -- status"),
+        (["--", "list", "actors"], 1, "`dspark up --dashboard`"),
     ):
-        assert main(["ray", *words]) == 1
+        assert main(["ray", *words]) == code
         assert said in capsys.readouterr().err
     assert not ran
     write_cell(replace(OURS, dashboard="http://127.0.0.1:8265"))

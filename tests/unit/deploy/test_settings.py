@@ -68,6 +68,19 @@ def test_every_process_gets_what_its_room_understands() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "key", ["coordinator.tls_cert", "frontend.tls_ca", "verify.tls_server_name"]
+)
+def test_certificates_of_one_process_alone_are_refused(key: str, tmp_path: Path) -> None:
+    """The others would not speak TLS, or believe another authority."""
+    section, _, name = key.partition(".")
+    (tmp_path / "cell.yaml").write_text(f"{section}: {{{name}: its.own}}")
+    with pytest.raises(ConfigError, match=rf"^{key}: its\.own, but all .* as cluster\.{name}$"):
+        _plan(ClusterConfig(target="t", drafter="d", frontends=1), tmp_path / "cell.yaml")
+    if section == "frontend":  # of which there is none
+        _plan(ClusterConfig(target="t", drafter="d"), tmp_path / "cell.yaml")
+
+
 @pytest.mark.parametrize("section", ["coordinator", "frontend"])
 def test_tokens_that_the_operator_names_are_those_of_every_door(
     section: str, tmp_path: Path
@@ -178,6 +191,14 @@ def test_a_certificate_for_servers_alone_will_do_where_callers_show_none(
     flags |= Authority(tmp_path).settings()
     with pytest.raises(ConfigError, match="refused as a client's") if asked else nullcontext():
         read_config(file=None, environ={}, flags=flags)
+
+
+@pytest.mark.parametrize("bind", ["::1", "[::1]", "0:0:0:0:0:0:0:1"])
+def test_processes_listen_on_an_address_of_ipv6_however_it_is_written(bind: str) -> None:
+    given = {"target": "t", "drafter": "d", "bind": bind}
+    plan = _plan(read_config(file=None, environ={}, flags=given))
+    assert plan["coordinator/0"]["bind"] == "[::1]:4242"
+    assert plan["verify/0"]["bind"] == "[::1]:0"
 
 
 def test_an_address_to_bind_with_a_port_is_refused_and_the_setting_of_the_port_named() -> None:

@@ -72,6 +72,16 @@ def test_a_file_that_is_not_there_is_told_before_ray_starts(
     assert not cell_file().exists()
 
 
+def test_a_journal_that_cannot_be_written_is_told_before_ray_starts(
+    tmp_path: Path, no_ray: None
+) -> None:
+    file, taken = tmp_path / "cell.yaml", tmp_path / "taken"
+    taken.touch()
+    file.write_text(f"coordinator: {{journal: {taken / 'journal'}}}")
+    with pytest.raises(ConfigError, match=r"^coordinator\.journal: .*/taken/journal: Not a direct"):
+        bring_up(LOCAL, file=file, environ={}, say=print)
+
+
 def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

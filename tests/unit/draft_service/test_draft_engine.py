@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from draft_service.config import DraftConfig
 from draft_service.engine import DraftEngine
 from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
 from dspark.decoding.sparse_q import sound_q
+from dspark.errors import ConfigError
 from dspark.model.family import Anchors
 from dspark.types import Cursor, EmptyReason, SamplingParams
 from tests.draft_steps import GREEDY, draft_engine, fill, item
@@ -24,6 +26,12 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=5)
 @pytest.fixture
 def engine(golden_drafter: Path) -> DraftEngine:
     return draft_engine(golden_drafter)
+
+
+def test_contexts_that_find_no_memory_are_refused_by_their_setting(golden_drafter: Path) -> None:
+    config = DraftConfig(drafter=str(golden_drafter), context_tokens=1 << 40)
+    with pytest.raises(ConfigError, match=r"^draft\.context_tokens: the memory of cpu has no room"):
+        DraftEngine.load(config)
 
 
 @pytest.mark.parametrize("entries", [1, 5])

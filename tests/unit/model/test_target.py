@@ -1,10 +1,13 @@
 """Targets are loaded exactly or refused, and taps are the raw outputs of decoder layers."""
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import load_target
+from dspark.model.checkpoint import ENDLESS, context_length, load_target
 from dspark.model.target import TargetTaps
 from tests.unit.model.golden import TARGET
 
@@ -48,3 +51,32 @@ def test_what_a_server_needs_to_know() -> None:
     assert (target.stop_ids, target.context_length, target.vocab_size) == ((1,), 512, 128)
     assert (target.hidden_size, target.num_layers) == (64, 6)
     assert not any(parameter.requires_grad for parameter in target.model.parameters())
+
+
+def test_a_limit_is_read_by_any_of_its_names() -> None:
+    limits: list[tuple[transformers.PreTrainedConfig, int]] = [
+        (transformers.LlamaConfig(max_position_embeddings=64), 64),
+        (transformers.GPT2Config(n_positions=64), 64),
+        (transformers.MptConfig(max_seq_len=64), 64),
+        (transformers.MambaConfig(), ENDLESS),
+    ]
+    assert [context_length(config) for config, _ in limits] == [limit for _, limit in limits]
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        # as its authors say how to serve Qwen3 with long texts
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32768}, 40960),
+        ({"rope_type": "dynamic", "factor": 2.5}, 102400),
+        # says both lengths, or only how a length is read
+        ({"rope_type": "linear", "factor": 4.0}, 40960),
+        ({"rope_type": "default"}, 40960),
+    ],
+)
+def test_a_rotation_that_is_stretched_stretches_the_limit(rope: dict[str, Any], limit: int) -> None:
+    config = transformers.Qwen3Config(
+        max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, **rope}
+    )
+    assert context_length(config) == limit

@@ -11,7 +11,14 @@ from dspark.runtime import roles
 from dspark.runtime.identity import new_incarnation, read_token, write_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METHODS, METRICS, Role
-from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
+from dspark.runtime.security import (
+    Access,
+    ClientTokens,
+    Security,
+    join_endpoint,
+    read_client_tokens,
+    split_endpoint,
+)
 from dspark.wire.v1 import (
     control_pb2,
     draft_pb2,
@@ -163,6 +170,13 @@ def test_loopback_needs_nothing_and_wider_needs_a_secret_or_a_word(files: dict[s
 def test_an_endpoint_is_host_and_port(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="bind"):
         Security().check_bind(endpoint)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "0:0:0:0:0:0:0:1", "[0000::0001]"])
+def test_an_address_has_one_form_however_it_is_written(host: str) -> None:
+    """The one that certificates hold, and in brackets for gRPC."""
+    assert join_endpoint(*split_endpoint(f"{host}:5")) == "[::1]:5"
+    Security().check_bind(f"{host}:5")
 
 
 def test_metrics_stay_near_unless_their_readers_are_asked(files: dict[str, str]) -> None:

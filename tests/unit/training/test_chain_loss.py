@@ -11,7 +11,7 @@ from dspark.model.config import Kind, ModelType
 from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
 from dspark.training.batches import SampleBatch
-from dspark.training.eagle3_loss import chain_loss, language_loss
+from dspark.training.objective import chain_loss, language_loss
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]

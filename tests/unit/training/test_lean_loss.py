@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.model.formats.vocabulary import DraftVocabulary
 from dspark.training.anchors import Labels, draw_anchors, label_blocks, slots_after
-from dspark.training.lean_loss import LeanLoss, lean_block_loss, lean_terms
+from dspark.training.lean_loss import LeanLoss, LossSlots, lean_block_loss, slot_terms
 from dspark.training.loss import LossWeights, slot_weights, sum_terms
 from tests.operations import Watched
 from tests.unit.model.tiny import dense, text, tiny_drafter
@@ -111,16 +112,23 @@ def test_a_trained_head_and_a_cap_have_the_gradients_of_the_plain_form(
     plain = (scale * (weights.ce * ce + weights.l1 * l1)).sum()
     leaves = (hidden, head, codes, w2)
     expected = torch.autograd.grad(plain, leaves)
-    lean, lean_ce, lean_l1 = lean_terms(
-        hidden=hidden, lm_head=head, codes=codes, markov_w2=w2, wanted=wanted,
-        target_head=target_head,
-        target_ids=ids, scale=scale, weights=weights, softcap=softcap, kept=kept, soft_labels=soft,
+    lean, lean_ce, lean_l1 = slot_terms(
+        _headed(head, softcap, kept),
+        LossSlots(hidden, ids, torch.ones(11, dtype=torch.bool), torch.arange(11), scale),
+        last_hidden=wanted, target_head=target_head, weights=weights, codes=codes, markov_w2=w2,
+        soft_labels=soft,
     )  # fmt: skip
     torch.testing.assert_close((lean, lean_ce, lean_l1), (plain, ce, l1))
     found = torch.autograd.grad(lean, leaves, retain_graph=True)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     with pytest.raises(RuntimeError, match="differentiated once"):
         torch.autograd.grad(lean, leaves)
+
+
+def _headed(head: Tensor, softcap: float | None = None, kept: Tensor | None = None) -> Any:
+    """What the loss reads of a drafter."""
+    config = SimpleNamespace(logit_softcap=softcap)
+    return SimpleNamespace(lm_head=SimpleNamespace(weight=head), config=config, kept_tokens=kept)
 
 
 def _gradients(head: HeadType, *, mixed: bool) -> dict[str, torch.Tensor]:
@@ -196,8 +204,7 @@ def test_no_more_than_a_slice_of_the_vocabulary_is_held(monkeypatch: pytest.Monk
             + (torch.softmax(logits, dim=-1) - law).abs().sum()
         )
 
-    given = {"lm_head": head, "target_head": head, "target_ids": ids, "scale": torch.ones(rows)}
-    lean = peak(
-        lambda: lean_terms(hidden=hidden, wanted=wanted.detach(), weights=LossWeights(), **given)[0]
-    )
+    slots = LossSlots(hidden, ids, torch.ones(rows, dtype=torch.bool), ids, torch.ones(rows))
+    given = {"last_hidden": wanted.detach(), "target_head": head, "weights": LossWeights()}
+    lean = peak(lambda: slot_terms(_headed(head), slots, **given)[0])
     assert lean <= 5 * vocabulary < 12 * 5 * vocabulary == peak(plain)

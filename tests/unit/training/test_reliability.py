@@ -7,6 +7,9 @@ import pytest
 
 from dspark.model.calibration import SlotFit
 from dspark.training.reliability import (
+    LEAST,
+    MOST,
+    STIFFNESS,
     by_slot,
     conditional_ranking,
     ranking,
@@ -55,6 +58,21 @@ def test_an_offset_repairs_what_no_temperature_can() -> None:
     )
     np.testing.assert_allclose(with_offsets(told, accepted).offsets, [0.8, -0.5, 0.3], atol=0.12)
     assert max(moved["ece"]) < 0.02 < 0.05 < max(scaled["ece"])
+
+
+@pytest.mark.parametrize(("times", "bound"), [(20.0, MOST), (0.05, LEAST)])
+def test_an_offset_is_the_best_one_where_no_temperature_goes_far_enough(
+    times: float, bound: float
+) -> None:
+    rng = np.random.default_rng(3)
+    true = rng.normal(-1.5, 1.5, (20_000, 1))
+    told = (true + 1.5) * times
+    kept = rng.random(true.shape) < sigmoid(true)
+    found = with_offsets(told, kept.sum(axis=1))
+    assert found.temperatures == pytest.approx([bound])
+    # where the offset's own gradient is 0
+    lost = (survival(told, found) - kept).sum() + STIFFNESS * found.offsets[0]
+    assert abs(lost) < 1.0
 
 
 def test_slots_that_were_never_reached_stay_as_they_are() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.training.disk import RowFile, read_rows
+from dspark.training.disk import read_rows, row_file
 
 ROWS = [
     {"id": "a", "text": "one\ntwo"},
@@ -18,18 +18,20 @@ ROWS = [
 
 def test_a_file_cut_at_any_byte_goes_on_with_the_next_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    with RowFile(path) as file:
-        file.append(ROWS)
+    with row_file(path) as append:
+        for row in ROWS:
+            append(row)
     content = path.read_bytes()
     ends = [n + 1 for n, byte in enumerate(content) if byte == ord("\n")]
     assert len(ends) == len(ROWS)
     for cut in range(len(content) + 1):
         path.write_bytes(content[:cut])
         whole = sum(end <= cut for end in ends)
-        with RowFile(path) as file:
+        with row_file(path) as append:
             assert path.read_bytes() == content[: ends[whole - 1] if whole else 0]
             assert list(read_rows(path)) == ROWS[:whole]
-            file.append(ROWS[whole:])
+            for row in ROWS[whole:]:
+                append(row)
         assert path.read_bytes() == content
 
 
@@ -37,17 +39,17 @@ def test_a_long_torn_row_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     torn = json.dumps({"id": "b", "text": "x" * 200_000})[:-1]
     path.write_text('{"id": "a"}\n' + torn, encoding="utf-8")
-    with RowFile(path):
+    with row_file(path):
         pass
     assert path.read_text(encoding="utf-8") == '{"id": "a"}\n'
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    with RowFile(path), pytest.raises(ConfigError, match="another process"):
-        RowFile(path)
-    with RowFile(path) as file:
-        file.append(ROWS[:1])
+    with row_file(path), pytest.raises(ConfigError, match="another process"), row_file(path):
+        pass
+    with row_file(path) as append:
+        append(ROWS[0])
 
 
 def test_a_broken_line_inside_a_file_is_named(tmp_path: Path) -> None:

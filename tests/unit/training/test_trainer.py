@@ -5,7 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_drafter
 from dspark.model.formats.convert import without_tables
+from dspark.training import trainer
 from dspark.training.batches import pieces
 from dspark.training.checkpoint import read_header
 from dspark.training.disk import check_same_run, only_writer
@@ -58,6 +60,13 @@ def _curve(settings: Settings) -> dict[str, list[float]]:
     return {name: log[name] for name in COLUMNS}
 
 
+def _train_telling(settings: Settings, step: Callable[..., None]) -> None:
+    """Trains; `step` is told what the progress bar is told."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trainer, "progress", lambda *_, **__: nullcontext(step))
+        train_drafter(settings)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_path: Path) -> None:
     whole = run_in(tmp_path / "whole", family=family)
@@ -65,12 +74,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_pa
     folder = train_drafter(whole)
     assert load_drafter(folder).config.family == family
 
-    def stop(done: int, steps: int, shown: Mapping[str, float]) -> None:
-        if done == 3:  # a step after the last state: it has to be done again
+    def stop(completed: int, note: str) -> None:
+        if completed == 3:  # a step after the last state: it has to be done again
             raise Stopped
 
     with pytest.raises(Stopped):
-        train_drafter(parts, on_step=stop)
+        _train_telling(parts, stop)
     assert Log(Path(parts.out) / LOG).read()["step"] == [1, 2, 3]
     train_drafter(parts)
     assert repr(_curve(whole)) == repr(_curve(parts))
@@ -147,11 +156,11 @@ def test_a_run_goes_on_under_its_own_settings_and_samples_only(run_in: Run, tmp_
 
 
 def test_two_runs_do_not_write_into_one_folder(run_in: Run, tmp_path: Path) -> None:
-    def meanwhile(*_: object) -> None:
+    def meanwhile(**_: object) -> None:
         with pytest.raises(ConfigError, match="another process"):
             train_drafter(run_in(tmp_path))
 
-    train_drafter(run_in(tmp_path), on_step=meanwhile)
+    _train_telling(run_in(tmp_path), meanwhile)
     assert _curve(run_in(tmp_path))["step"] == [1, 2, 3, 4]
 
 

@@ -41,3 +41,18 @@ def test_a_target_whose_attention_is_not_causal_is_refused_for_that() -> None:
         choose_runner(VerifyConfig(target="nowhere", kv_tokens=2048), target, None)
     causal = loud(transformers.Gemma3TextConfig(**SHAPE))
     assert not self_test.looks_ahead(causal, self_test.expected(causal))
+
+
+def test_layers_may_differ_in_how_many_heads_share_a_key() -> None:
+    """As Laguna's: the masks of a pass are made for every such number."""
+    config = transformers.LagunaConfig(
+        **SHAPE,
+        num_attention_heads_per_layer=[4, 8, 4, 8],
+        layer_types=["full_attention"] * 4,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+    runner = choose_runner(VerifyConfig(target="nowhere", kv_tokens=2048), loud(config), None)
+    assert (runner.path, runner.reason) == ("paged", "")
