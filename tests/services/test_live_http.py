@@ -72,10 +72,8 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
         assert (told["empty_because"] != "") == (not slots)
         assert policy != "off" or told["empty_because"] == "policy_off"
         assert policy != "fixed:3" or not slots or told["why"] in ("fixed", "whole", "room")
-        named = [slot for slot in slots if slot["token_id"] is not None]
-        assert [slot["text"] for slot in named] == [token["text"] for token in each["tokens"]][
-            : len(named)
-        ]
+        named = [slot["text"] for slot in slots if slot["token_id"] is not None]
+        assert named == [token["text"] for token in each["tokens"][: len(named)]]
     assert 0 < end["first_ms"] < end["total_ms"]
     assert end["verified"] == sum(each["told"]["prefix"] for each in rounds)
     assert end["drafted"] == sum(len(each["told"]["slots"]) for each in rounds)
@@ -178,6 +176,10 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
         newest = idle["ended"][:4]
         assert [each["outcome"] for each in newest] == ["cancelled"] * 4
         assert all(each["ms"] > 0 for each in newest)
+        rounds = [each for each in newest if each["rounds"]]
+        assert all(
+            each["tau"] == round((each["tokens"] - 1) / each["rounds"], 2) for each in rounds
+        )
     cell.freed()
 
 

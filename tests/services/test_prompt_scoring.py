@@ -11,10 +11,8 @@ import httpx
 import pytest
 import torch
 
-from coordinator.dialects import telling
 from coordinator.http import chat, completions, reply
 from coordinator.http.logprobs import echo_logprobs, prompt_logprobs
-from coordinator.http.stream import event, written
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.client import (
     AsyncClient,
@@ -241,19 +239,13 @@ def test_a_stream_tells_of_the_prompt_before_the_answer(http: HttpCell) -> None:
 def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_loop(
     http: HttpCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, writers = list[int](), list[int]()
+    threads: list[int] = []
 
     def watched(*told: Any) -> dict[str, Any]:
         threads.append(threading.get_ident())
         return echo_logprobs(*told)
 
-    def writing(told: dict[str, Any]) -> bytes:
-        if any(choice["text"] in TEXTS for choice in told["choices"]):
-            writers.append(threading.get_ident())
-        return event(told)
-
     monkeypatch.setattr(completions, "echo_logprobs", watched)
-    monkeypatch.setattr(reply, "event", writing)
     monkeypatch.setattr(reply, "MANY", 4)
     with http.openai() as client:
         asked: Any = {"model": "target", "max_tokens": 3, "echo": True, "logprobs": 2, "n": 3}
@@ -264,36 +256,7 @@ def test_what_a_stream_tells_of_a_long_prompt_is_made_once_and_beside_the_event_
         ]
     assert sorted(part.index for part in parts if part.text in TEXTS) == list(range(6))
     assert len(threads) == len(TEXTS)
-    loop = http.portal.call(threading.get_ident)
-    assert loop not in threads
-    assert writers
-    assert loop not in writers
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("completions", {"prompt": TEXTS[0]}),
-        ("chat/completions", {"messages": [{"role": "user", "content": TEXTS[0]}]}),
-        ("responses", {"input": TEXTS[0]}),
-    ],
-)
-def test_a_long_reply_is_written_beside_the_event_loop(
-    path: str, said: dict[str, Any], http: HttpCell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writers: list[int] = []
-
-    def writing(told: object) -> bytes:
-        writers.append(threading.get_ident())
-        return written(told)
-
-    for module in (reply, telling):
-        monkeypatch.setattr(module, "written", writing)
-    for most, beside in ((1, True), (1 << 20, False)):
-        for module in (reply, telling):
-            monkeypatch.setattr(module, "MANY", most)
-        assert httpx.post(f"{http.url}/v1/{path}", json=said, timeout=120).status_code == 200
-        assert (writers.pop() != http.portal.call(threading.get_ident)) is beside
+    assert http.portal.call(threading.get_ident) not in threads
 
 
 @pytest.mark.parametrize("stream", [False, True])

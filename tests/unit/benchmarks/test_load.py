@@ -1,20 +1,23 @@
 """The load generator's bookkeeping: what counts, from when, and what is left out."""
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dspark.cli import bench
+from dspark.cli.main import build_parser
 from dspark.client import Options, Speculation
 from dspark.errors import InvalidRequest, Overloaded
 from dspark.loadgen import prompts, report
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
+from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, MOST_REQUESTS, LoadPlan, Outcome, run
@@ -63,16 +66,6 @@ def measure(server: Server, plan: LoadPlan) -> Outcome:
         return simulation.run(run(server, itertools.repeat(QUESTION), plan))
 
 
-def test_gaps_are_per_token_and_not_per_message() -> None:
-    answer = MeasuredAnswer(QUESTION, intended=0.0)
-    for when, count in ((1.0, 1), (1.4, 4), (1.5, 1)):
-        answer.take(StreamPiece(count, 10), when)
-    assert answer.token_gaps() == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1])
-    assert answer.gaps() == pytest.approx([0.4, 0.1])
-    assert answer.rate == pytest.approx(5 / 0.5)
-    assert (answer.tokens, answer.size) == (6, 30)
-
-
 def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length() -> None:
     answer = MeasuredAnswer(QUESTION, intended=0.0)
     for when in (1.0, 2.0, 3.0):
@@ -107,22 +100,14 @@ def test_an_open_loop_charges_waiting_to_the_server_it_waits_for() -> None:
     assert len({round(gap, 9) for gap in gaps}) > 6  # drawn, not even
 
 
-def starts(outcome: Outcome) -> list[float]:
-    return [answer.intended for answer in outcome.answers]
-
-
-def test_an_open_loop_counts_from_its_warm_up_on_and_is_drawn_by_its_seed() -> None:
+def test_an_open_loop_counts_from_its_warm_up_until_its_time_or_its_requests_are_over() -> None:
     server, plan = Server([StreamPiece(1, 8)]), LoadPlan(rate=100.0, requests=12, warmup=30)
-    outcome = measure(server, plan)
-    assert (server.asked, len(outcome.measured)) == (42, 12)
-    assert outcome.opened == outcome.measured[0].intended
-    assert summarise(outcome, series="x")["tokens"] == 12
-    other = dataclasses.replace(plan, seed=1)
-    assert starts(measure(server, plan)) == starts(outcome) != starts(measure(server, other))
-
-
-def test_an_open_loop_ends_with_its_time_or_with_its_requests() -> None:
-    server = Server([StreamPiece(1, 8)])
+    one, same, other = (measure(server, replace(plan, seed=seed)) for seed in (0, 0, 1))
+    assert (len(one.answers), len(one.measured)) == (42, 12)
+    assert one.opened == one.measured[0].intended
+    assert summarise(one, series="x")["tokens"] == 12
+    starts = [[each.intended for each in outcome.answers] for outcome in (one, same, other)]
+    assert starts[0] == starts[1] != starts[2]
     timed = measure(server, LoadPlan(rate=100.0, requests=1000, duration_s=2.0))
     assert timed.closed - timed.opened == pytest.approx(2.0)
     assert 100 < len(timed.measured) < 300
@@ -182,23 +167,14 @@ def test_every_figure_of_a_point() -> None:
         last.take(StreamPiece(0, 0), when)
     outcome.answers += [last, last]
     point = summarise(outcome, series="x", counted_by="usage")
-    assert {name: point[name] for name in ("loop", "concurrency", "rate", "answers", "cut")} == {
-        "loop": "open",
-        "concurrency": None,
-        "rate": 2.0,
-        "answers": 4,
-        "cut": 0,
-    }
-    assert (point["window_s"], point["tokens"], point["tok_s"]) == (10.0, 38, 3.8)
-    assert (point["tok_s_user"], point["tok_s_user_p50"]) == (5.33, 6.0)
-    assert [point[f"{name}_ms"]["mean"] for name in ("ttft", "latency", "late")] == [
-        pytest.approx(1e3 * mean)
-        for mean in ((2 + 2 + 3 + 3) / 4, (3 + 4 + 6 + 6) / 4, (0 + 1 + 3 + 3) / 4)
-    ]
-    assert point["gap_ms"]["mean"] == pytest.approx(5000 / 5, abs=1e-3)
-    assert point["itl_ms"]["mean"] == pytest.approx(5000 / 28, abs=1e-3)
-    assert (point["tau"], point["counted_by"]) == (2.0, "usage")
-    assert point["bytes_per_token"] == {"client": round(90 / 38, 2)}
+    means = {"ttft": 2500, "itl": 178.571, "gap": 1000, "latency": 4750, "late": 1750}
+    assert {name: value["mean"] if "_ms" in name else value for name, value in point.items()} == {
+        "series": "x", "loop": "open", "concurrency": None, "rate": 2.0, "answers": 4, "cut": 0,
+        "errors": {}, "window_s": 10.0, "tokens": 38, "tok_s": 3.8, "tok_s_user": 5.33,
+        "tok_s_user_p50": 6.0, **{f"{name}_ms": mean for name, mean in means.items()},
+        "counted_by": "usage", "tau": 2.0, "tau_over": "all rounds", "budget": 3.0,
+        "verified_per_token": 0.2308, "bytes_per_token": {"client": 2.37},
+    }  # fmt: skip
 
 
 def figures(rounds: int, committed: float, verified: int) -> Speculation:
@@ -262,13 +238,8 @@ def test_a_question_has_its_own_length_and_draws() -> None:
     common = Options(max_tokens=9, seed=5)
     assert Question("a", max_tokens=3).options(common, 2) == {"max_tokens": 3, "seed": 7}
     assert Question("a").options(common, 3) == {"max_tokens": 9, "seed": 8}
-    assert Question("a").options(Options(max_tokens=9), 2) == {"max_tokens": 9}
-
-
-def test_random_prompts_are_of_ordinary_ids() -> None:
-    asked = prompts.random_ids(20, 30, vocabulary=20, seed=1)
-    assert [len(each.prompt) for each in asked] == [30] * 20
-    assert {token for each in asked for token in each.prompt} == {16, 17, 18, 19}
+    random = prompts.random_ids(20, 30, vocabulary=20, seed=1)
+    assert {token for each in random for token in each.prompt} == {16, 17, 18, 19}
 
 
 def test_built_in_prompts_take_domains_in_turns_and_orders_repeat_by_seed() -> None:
@@ -334,32 +305,35 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
             report.load(saved)
 
 
-POINT: dict[str, Any] = {
-    "series": "x", "concurrency": 2, "rate": None, "tok_s": 1234.5, "tok_s_user": 60.7,
-    "ttft_ms": {"p50": 10.0, "p99": 11.0}, "itl_ms": {"p50": 2.0, "p99": 3.0},
-    "tau": 2.5, "budget": 4.25, "verifiers": 1, "drafters": 3,
-    "verify_busy": {"mean": 0.9}, "draft_busy": {"mean": 0.4}, "coordinator_busy": {"mean": 0.1},
-    "bytes_per_token": {"client": 12.0}, "errors": {"Expired": 1}, "wall_s": 5.0,
-}  # fmt: skip
-
-
-def test_a_table_says_what_was_measured_and_a_plot_has_speed_over_speed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = [re.split(r"  +", line.strip()) for line in report.table([POINT]).splitlines()]
-    assert dict(zip(*rows, strict=True)) == {
-        "series": "x", "V": "1", "D": "3", "load": "2 users", "tok/s": "1,234.5",
-        "tok/s/user": "60.7", "TTFT p50/p99 ms": "10.0/11.0", "ITL p50/p99 ms": "2.0/3.0",
-        "tau": "2.50", "budget": "4.25", "V busy": "0.90", "D busy": "0.40", "C busy": "0.10",
-        "bytes/token": "client 12", "errors": "Expired 1", "wall s": "5.0",
+def test_a_table_says_what_was_measured() -> None:
+    point: dict[str, Any] = {
+        "series": "x", "concurrency": 2, "rate": None, "tok_s": 1234.5, "tok_s_user": 60.7,
+        "ttft_ms": {"p50": 10.0, "p99": 11.0}, "itl_ms": {"p50": 2.0, "p99": 3.0}, "tau": 2.5,
+        "budget": 4.25, "verify_busy": {"mean": 0.9}, "draft_busy": {"mean": 0.4},
+        "bytes_per_token": {"client": 12.0}, "errors": {"Expired": 1}, "wall_s": 5.0,
     }  # fmt: skip
-    drawn: list[Any] = []
-    monkeypatch.setattr(report, "write", lambda figure, path: drawn.append(figure))
-    report.draw([POINT], Path("p.png"))
-    lines = {
-        axes.get_title(): [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines]
-        for axes in drawn[0].axes
-    }
-    assert lines["speed"] == [(1234.5, 60.7)]
-    assert lines["budget"][0] == (2, 4.25)
-    assert lines["pools"] == [(2, 0.9), (2, 0.4)]
+    rows = [re.split(r"  +", line.strip()) for line in report.table([point]).splitlines()]
+    assert dict(zip(*rows, strict=True)) == {
+        "series": "x", "load": "2 users", "tok/s": "1,234.5", "tok/s/user": "60.7",
+        "TTFT p50/p99 ms": "10.0/11.0", "ITL p50/p99 ms": "2.0/3.0", "tau": "2.50",
+        "budget": "4.25", "V busy": "0.90", "D busy": "0.40", "bytes/token": "client 12",
+        "errors": "Expired 1", "wall s": "5.0",
+    }  # fmt: skip
+
+
+async def test_words_of_bench_become_loads_and_requests() -> None:
+    def told(words: str) -> Any:
+        return build_parser().parse_args(f"bench --seed 3 --timeout 5 {words}".split())
+
+    own: Any = {"timeout_s": 5.0, "seed": 3}
+    assert bench._plan(told(""), concurrency=1) == LoadPlan(1, requests=16, warmup=2, **own)
+    assert bench._plan(told(""), concurrency=50) == LoadPlan(50, requests=200, warmup=50, **own)
+    timed = told("--duration 2 --warmup 0")
+    assert bench._plan(timed, rate=3.0) == LoadPlan(rate=3.0, duration_s=2.0, **own)
+    (endpoint,) = bench._endpoints(told("--endpoint e:1 --rule block --stop-at-eos --policy off"))
+    assert isinstance(endpoint, GrpcEndpoint)
+    assert endpoint._options == {
+        "max_tokens": 128, "temperature": 0, "ignore_eos": None, "seed": None, "policy": "off",
+        "rule": "block",
+    }  # fmt: skip
+    await endpoint.close()

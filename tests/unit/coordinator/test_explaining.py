@@ -11,10 +11,8 @@ import pytest
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
 from coordinator.lanes.watch import Reported, RoundPart
-from coordinator.live import feed
 from coordinator.watching.endings import Endings
 from coordinator.watching.explaining import origins, price, step_of, told
-from dspark.errors import Expired, Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import Plan, PlanKind, Terms
@@ -78,55 +76,39 @@ def part_of(said: RoundReport = SAID, terms: Terms = PRICED, kept: int = 3, room
 def test_every_field_of_an_explanation() -> None:
     """Of an answer that ends with the first token of a round."""
     said = told(part_of(kept=1))
-    assert [(slot.fate, slot.HasField("token_id")) for slot in said.slots] == [
-        (wire.FATE_ACCEPTED, True),
-        (wire.FATE_CUT, False),
-        (wire.FATE_REJECTED, False),
-        (wire.FATE_VOID, False),
-        (wire.FATE_UNVERIFIED, False),
-    ]
-    alive = [0.9, 0.72, 0.36, 0.18, 0.09]
-    assert [slot.survival for slot in said.slots] == pytest.approx(alive)
-    assert [slot.gain for slot in said.slots] == pytest.approx([2 * each for each in alive])
+    fates = [(wire.Fate.Name(each.fate), each.HasField("token_id")) for each in said.slots]
+    assert fates == [
+        ("FATE_ACCEPTED", True), ("FATE_CUT", False), ("FATE_REJECTED", False),
+        ("FATE_VOID", False), ("FATE_UNVERIFIED", False),
+    ]  # fmt: skip
+    gains = [each.gain for each in said.slots]
+    assert gains == pytest.approx([2 * each for each in (0.9, 0.72, 0.36, 0.18, 0.09)])
     del said.slots[:]
-    step = {"lane": "verify/1", "price": 0.3, "sequences": 2, "step_drafted": 5}
-    step |= {"step_verified": 4, "step_tokens": 9, "step_committed": 4, "plain": False}
-    step |= {"round_ms": 10.0, "draft_ms": 3.0, "draft_pass_ms": 2.0, "verify_pass_ms": 4.0}
     assert said == wire.RoundExplanation(
         index=2, round=4, offset=7, policy="adaptive", drafter="draft/3", asked=6, prefix=4,
         accepted=1, token_ids=[11], origins=[wire.ORIGIN_DRAFTED], forced=[True],
-        why=wire.PREFIX_END_PRICE, late=["draft/1"], **step,
+        why=wire.PREFIX_END_PRICE, late=["draft/1"], lane="verify/1", price=0.3, sequences=2,
+        step_drafted=5, step_verified=4, step_tokens=9, step_committed=4, plain=False,
+        round_ms=10.0, draft_ms=3.0, draft_pass_ms=2.0, verify_pass_ms=4.0,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("accepted", "judged", "kept", "last"),
-    [(2, 2, 3, "BONUS"), (2, 3, 3, "CORRECTED"), (0, 0, 1, "PLAIN"), (2, 3, 2, "DRAFTED")],
-)
-def test_where_the_last_token_came_from(accepted: int, judged: int, kept: int, last: str) -> None:
-    said = [wire.Origin.Name(each) for each in origins(accepted, judged, kept)]
-    assert said == ["ORIGIN_DRAFTED"] * (kept - 1) + [f"ORIGIN_{last}"]
-
-
-@pytest.mark.parametrize(
-    ("terms", "room", "why"),
-    [
-        (PRICED, 6, "PRICE"),
-        (PRICED, 5, "ROOM"),  # four and the target's own
-        (PRICED._replace(kind=PlanKind.THRESHOLD), 9, "THRESHOLD"),
-        (Terms(PlanKind.FIXED, 4), 9, "FIXED"),
-        (Terms(PlanKind.FIXED, 5), 5, "ROOM"),
-    ],
-)
-def test_why_a_prefix_ended(terms: Terms, room: int, why: str) -> None:
-    assert wire.PrefixEnd.Name(told(part_of(terms=terms, room=room)).why) == f"PREFIX_END_{why}"
-
-
-def test_a_draft_that_a_form_forbids_and_a_price_without_bound() -> None:
-    fates = [slot.fate for slot in told(part_of(SAID._replace(forbidden=True))).slots]
-    assert fates[2] == wire.FATE_FORBIDDEN
-    for terms in (PRICED._replace(price=float("inf")), Terms(PlanKind.FIXED, 4)):
-        assert price(part_of(terms=terms).round) is None
+def test_what_became_of_the_last_token_and_why_a_prefix_ended() -> None:
+    last = [origins(*each)[-1] for each in ((2, 2, 3), (2, 3, 3), (0, 0, 1), (2, 3, 2))]
+    kinds = ("BONUS", "CORRECTED", "PLAIN", "DRAFTED")
+    assert [wire.Origin.Name(each) for each in last] == [f"ORIGIN_{kind}" for kind in kinds]
+    parts = {
+        "PRICE": part_of(room=6),
+        "ROOM": part_of(room=5),  # four and the target's own
+        "THRESHOLD": part_of(terms=PRICED._replace(kind=PlanKind.THRESHOLD)),
+        "FIXED": part_of(terms=Terms(PlanKind.FIXED, 4)),
+        "NO_DRAFT": part_of(SAID._replace(confidence=())),
+    }
+    for why, part in parts.items():
+        assert wire.PrefixEnd.Name(told(part).why) == f"PREFIX_END_{why}"
+    assert price(parts["FIXED"].round) is None
+    forbidden = told(part_of(SAID._replace(forbidden=True)))
+    assert forbidden.slots[2].fate == wire.FATE_FORBIDDEN
 
 
 async def test_an_ended_answer_in_numbers() -> None:
@@ -137,104 +119,30 @@ async def test_an_ended_answer_in_numbers() -> None:
     (said,) = cell.admission.endings.of("r2")
     stats = state.stats
     assert stats.verified_histogram != stats.acceptance_histogram
-    assert 0 < stats.queue_s() < stats.first_token_s() < stats.total_s()
+    queued, first, whole = stats.queue_s(), stats.first_token_s(), stats.total_s()
+    assert 0 < queued < first < whole
     assert said == wire.EndedAnswer(
         request_id="r2", outcome="length", policy="threshold:0.85", rule="token",
         verifier="verify/1", drafter="draft/0", prompt_tokens=2, completion_tokens=40,
         draft_tokens=stats.drafted, verified_histogram=stats.verified_histogram,
         accepted_histogram=stats.acceptance_histogram,
         mean_acceptance_length=stats.mean_acceptance_length,
-        queue_ms=1e3 * stats.queue_s(), ttft_ms=1e3 * stats.first_token_s(),
-        total_ms=1e3 * stats.total_s(),
+        queue_ms=1e3 * queued, ttft_ms=1e3 * first, total_ms=1e3 * whole,
     )  # fmt: skip
-    value = cell.metrics.value
-    others = cell.admission.endings.of("r1")[0]
-    prefills = stats.first_token_s() - stats.queue_s() + 1e-3 * (others.ttft_ms - others.queue_ms)
-    decodes = stats.total_s() - stats.first_token_s() + 1e-3 * (others.total_ms - others.ttft_ms)
-    assert value("request_prefill_time_seconds_sum") == pytest.approx(prefills)
-    assert value("request_decode_time_seconds_sum") == pytest.approx(decodes)
-    assert value("request_prompt_tokens_sum") == 4
-    assert value("request_generation_tokens_sum") == 48
-    assert value("request_success_total", finished_reason="length") == 2
-
-
-@pytest.mark.parametrize(
-    ("error", "first", "outcome"),
-    [
-        (RequestCancelled("gone"), None, "cancelled"),
-        (Expired("too late"), 1.0, "expired"),
-        (Overloaded("full", 1.0), None, "overloaded"),
-        (Overloaded("not read", 1.0), 1.0, "slow_reader"),
-        (Unavailable("away"), 1.0, "unavailable"),
-        (ValueError("a bug"), None, "error"),
-    ],
-)
-async def test_how_an_answer_ended_badly(
-    error: Exception, first: float | None, outcome: str
-) -> None:
-    cell = RoundsCell()
-    state = cell.ask()
-    state.stats.first, state.stats.ended = first, 2.0
-    endings = Endings(cell.metrics)
-    assert endings.add(state, error) == outcome
-    (said,) = endings.last(None)
-    assert (said.outcome, said.error) == (outcome, str(error))
-    assert (said.ttft_ms > 0) is (first is not None)
-    aborted = cell.metrics.value("request_success_total", finished_reason="abort")
-    assert aborted == (outcome == "cancelled")
-
-
-def test_a_frame_of_the_live_page_in_numbers() -> None:
-    rounds = [
-        wire.RoundExplanation(
-            sequences=2, step_drafted=8, step_verified=5, step_committed=6, round_ms=10.0,
-            late=["draft/0"],
-        ),
-        wire.RoundExplanation(
-            sequences=1, step_drafted=4, step_verified=1, step_committed=2, round_ms=20.0,
-            late=["draft/0", "draft/1"],
-        ),
-    ]  # fmt: skip
-    assert feed._recent(rounds) == {
-        "turns": 3, "drafted": 12, "verified": 6, "committed": 8,
-        "late": {"draft/0": 2, "draft/1": 1}, "round_ms": 15.0,
-    }  # fmt: skip
-    ended = wire.EndedAnswer(
-        request_id="r", index=1, outcome="stop", completion_tokens=9, accepted_histogram=[1, 0, 3],
-        mean_acceptance_length=2.004, total_ms=12.34,
-    )  # fmt: skip
-    assert feed._ended(ended) == {
-        "id": "r", "index": 1, "outcome": "stop", "tokens": 9, "rounds": 4, "tau": 2.0, "ms": 12.3,
-    }  # fmt: skip
+    counted = RoundsCell().metrics
+    Endings(counted).add(state, None)
+    times = [f"{name}_time_seconds" for name in ("prefill", "decode")]
+    sums = [
+        counted.value(f"request_{name}_sum")
+        for name in (*times, "prompt_tokens", "generation_tokens")
+    ]
+    assert sums == pytest.approx([first - queued, whole - first, 2, 40])
 
 
 def test_the_live_page_has_a_sentence_for_every_reason() -> None:
     page = (Path(live.__file__).parent / "page" / "words.js").read_text(encoding="utf-8")
     sentences = set(re.findall(r"^  (\w+): \"", page.partition("const FATES")[0], re.MULTILINE))
     assert sentences == {*REASONS.values(), "policy_off", "distrusted", "left_out"}
-
-
-async def test_what_ended_a_prefix_is_told() -> None:
-    whys = {
-        policy: {told(part).why for part in await explained(policy)}
-        for policy in ("fixed:2", "threshold:0.95", "off")
-    }
-    assert wire.PREFIX_END_FIXED in whys["fixed:2"]
-    assert wire.PREFIX_END_THRESHOLD in whys["threshold:0.95"]
-    assert whys["off"] == {wire.PREFIX_END_NO_DRAFT}
-
-
-async def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
-    parts = await explained("adaptive", pair=ToyPair(wrong_every=1000))
-    priced = [part for part in parts if price(part.round) is not None and told(part).slots]
-    assert priced
-    for part in priced:
-        each = told(part)
-        assert [slot.survival for slot in each.slots] == pytest.approx(
-            [0.9 ** (place + 1) for place in range(len(each.slots))]
-        )
-        gains = [slot.gain for slot in each.slots]
-        assert gains == sorted(gains, reverse=True)
 
 
 async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:

@@ -59,10 +59,6 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
         each.parent.span_id
         for each in (*rounds, *traced.spans("admission"), *traced.spans("prefill"))
     } == {root.context.span_id}
-    ids = {each.context.span_id for each in rounds}
-    for name in ("draft", "verify"):
-        assert {each.parent.span_id for each in traced.spans(name)} <= ids
-    assert len(traced.spans("verify")) == len(rounds)
     passes = {each.parent.span_id: each for each in traced.spans("verify")}
     drafts = traced.spans("draft")
     assert drafts
@@ -71,31 +67,26 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
 
 
-@pytest.mark.parametrize(("policy", "empty"), [("threshold:0.95", ""), ("off", "policy_off")])
-async def test_spans_say_what_the_rounds_say_and_take_as_long(policy: str, empty: str) -> None:
+async def test_spans_say_what_the_rounds_say_and_take_as_long() -> None:
     traced = Traced(max_running=1)
     traced.cell.ask()  # which it waits for
     with traced.cell.explain.request("r2") as watch:
-        state = traced.cell.ask(max_tokens=12, policy=policy, traceparent=CALLER)
+        state = traced.cell.ask(max_tokens=12, policy="threshold:0.95", traceparent=CALLER)
         await traced.cell.finish(state)
         parts = watch.taken()
     await asyncio.sleep(0.01)
     (root,), (admission,), (prefill,) = map(traced.spans, ("generate", "admission", "prefill"))
     assert root.attributes["gen_ai.usage.input_tokens"] == len(state.request.prompt)
     stats, begin = state.stats, root.start_time
-    assert stats.queue_s() > 0
-    ends = (stats.queue_s(), stats.first_token_s(), stats.total_s())
-    for span, seconds in zip((admission, prefill, root), ends, strict=True):
-        assert span.end_time - begin == pytest.approx(1e9 * seconds, abs=2)
     assert (admission.start_time, prefill.start_time) == (begin, admission.end_time)
+    took = [1e-9 * (span.end_time - begin) for span in (admission, prefill, root)]
+    assert took == pytest.approx([stats.queue_s(), stats.first_token_s(), stats.total_s()])
     inner = {
-        (each.name, each.parent.span_id): each.attributes
+        (each.name, each.parent.span_id): dict(each.attributes)
         for name in ("draft", "verify")
         for each in traced.spans(name)
     }
-    spans = traced.spans("round")
-    assert empty in {part.round.why_empty[part.at] for part in parts}
-    for span, part in zip(spans, parts, strict=True):
+    for span, part in zip(traced.spans("round"), parts, strict=True):
         made, timing = part.round, part.round.report.timing
         said, why = made.rounds[part.at], made.why_empty[part.at]
         assert dict(span.attributes) == {
@@ -107,10 +98,13 @@ async def test_spans_say_what_the_rounds_say_and_take_as_long(policy: str, empty
             "dspark.spec.committed": part.kept,
             **({"dspark.spec.without_draft": why} if why else {}),
         }
-        of_verifier = {"dspark.worker": "verify/1", "dspark.device_s": timing.forward_s}
-        of_drafter = {"dspark.worker": "draft/0", "dspark.device_s": timing.draft_s}
-        assert inner["verify", span.context.span_id] == of_verifier
-        assert inner.get(("draft", span.context.span_id)) == (of_drafter if not why else None)
+        passes = {"verify": ("verify/1", timing.forward_s)}
+        if not why:
+            passes["draft"] = ("draft/0", timing.draft_s)
+        for name, (worker, seconds) in passes.items():
+            told = {"dspark.worker": worker, "dspark.device_s": seconds}
+            assert inner.pop((name, span.context.span_id)) == told
+    assert not inner
 
 
 async def test_a_request_of_several_answers_is_told_of_them_all() -> None:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -137,34 +138,22 @@ def test_a_line_before_the_door_keeps_verifiers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "size", "at_least", "enough"),
+    ("needed", "told", "size", "at_least", "enough"),
     [
-        (PoolReading(streams=1), 2, 1, 2),  # no drafter has told yet how busy it is
-        (PoolReading(streams=1, drafter_busy=0.45), 3, 2, 3),  # two would be too near to 0.7
-        (PoolReading(streams=1, drafter_busy=0.1, draft_wait_s=0.011), 2, 3, 3),
-        (PoolReading(streams=1, drafter_busy=0.1, draft_wait_s=0.009), 2, 1, 2),
-        (PoolReading(streams=1, drafter_busy=0.1, draft_wait_s=0.007), 2, 1, 1),
+        (drafters_needed, {}, 2, 1, 2),  # no drafter has told yet how busy it is
+        (drafters_needed, {"drafter_busy": 0.45}, 3, 2, 3),  # two would be too near to 0.7
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.011}, 2, 3, 3),
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.009}, 2, 1, 2),
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.007}, 2, 1, 1),
+        (verifiers_needed, {"pages": 0.5}, 3, 2, 3),  # two would be too near to 0.8
+        (verifiers_needed, {"pages": 0.8}, 3, 3, 4),
+        (verifiers_needed, {"streams": 0, "queue_s": 9.0}, 1, 1, 1),  # of requests that are over
     ],
 )
-def test_what_drafters_are_needed_for(
-    reading: PoolReading, size: int, at_least: int, enough: int
+def test_what_replicas_are_needed_for(
+    needed: Any, told: dict[str, Any], size: int, at_least: int, enough: int
 ) -> None:
-    need = drafters_needed(reading, size, CONFIG)
-    assert (need.at_least, need.enough) == (at_least, enough)
-
-
-@pytest.mark.parametrize(
-    ("reading", "size", "at_least", "enough"),
-    [
-        (PoolReading(streams=1, pages=0.5), 3, 2, 3),  # two would be too near to 0.8
-        (PoolReading(streams=1, pages=0.8), 3, 3, 4),
-        (PoolReading(streams=0, pages=0.0, queue_s=9.0), 1, 1, 1),  # of requests that are over
-    ],
-)
-def test_what_verifiers_are_needed_for(
-    reading: PoolReading, size: int, at_least: int, enough: int
-) -> None:
-    need = verifiers_needed(reading, size, CONFIG)
+    need = needed(PoolReading(**{"streams": 1, **told}), size, CONFIG)
     assert (need.at_least, need.enough) == (at_least, enough)
 
 

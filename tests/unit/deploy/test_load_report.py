@@ -61,28 +61,21 @@ def test_a_coordinator_that_came_back_counts_from_nothing() -> None:
     window = _window(_status(1000, 1, [9, 9, 9, 9]), _status(40, 1, [0, 4, 0, 0]))
     assert window.total("dspark_generation_tokens_total") == 40
     assert window.percentile(TTFT, 0.5) == pytest.approx(0.15)
-
-
-def test_a_coordinator_of_another_release_has_buckets_of_its_own() -> None:
-    other = replace(_status(0, 1, []), distributions=(Distribution(TTFT, (0.3,), (5, 1), sum=1.0),))
-    window = _window(other, _status(0, 1, [0, 4, 0, 0]))
+    other = Distribution(TTFT, (0.3,), (5, 1), sum=1.0)  # of another release
+    window = _window(replace(_status(0, 1, []), distributions=(other,)), window.newest)
     assert window.percentile(TTFT, 0.5) == pytest.approx(0.15)
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
+def test_a_drafter_that_has_not_told_twice_has_no_share() -> None:
+    twice: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"incarnation": 2}),  # it was replaced
         ({}, {"pid": 0}),  # it was too busy to tell
         ({"pid": 0}, {}),
         ({}, {"state": "draining"}),
-    ],
-)
-def test_a_drafter_that_has_not_told_twice_has_no_share(
-    before: dict[str, Any], now: dict[str, Any]
-) -> None:
-    window = _window(_status(0, 50, [], **before), _status(0, 51, [], **now))
-    assert window.reading().drafter_busy is None
+    ]
+    for before, now in twice:
+        window = _window(_status(0, 50, [], **before), _status(0, 51, [], **now))
+        assert window.reading().drafter_busy is None
     assert _window(_status(0, 50, []), _status(0, 59, [])).reading().drafter_busy == 1.0
 
 

@@ -62,28 +62,12 @@ def features_of(model: Qwen3ForCausalLM, drafter: BlockDrafter, ids: torch.Tenso
 
 
 def judged(
-    drafter: BlockDrafter, model: Qwen3ForCausalLM, temperature: float, **told: Any
+    drafter: BlockDrafter, model: Qwen3ForCausalLM, temperature: float
 ) -> rounds.JudgedBlocks:
     """The blocks of a text of all tokens."""
     text, anchors = torch.arange(24).unsqueeze(0), torch.arange(4, 20)
     params, generator = SamplingParams(temperature), torch.Generator()
-    return rounds.judge(drafter, model, text, anchors, params, generator=generator, **told)
-
-
-@pytest.mark.parametrize(("cut", "entries"), [(5, 5), (None, 24)])
-def test_drafts_are_cut_to_as_many_entries_as_are_asked_for(
-    cut: int | None, entries: int, model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn, real = set[int](), rounds.draft_distribution
-
-    def noted(*told: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, q = real(*told)
-        drawn.add(q.shape[-1])
-        return ids, q
-
-    monkeypatch.setattr(rounds, "draft_distribution", noted)
-    judged(drafter_of(model, block=3), model, 1.0, cut=cut)
-    assert drawn == {entries}
+    return rounds.judge(drafter, model, text, anchors, params, generator=generator)
 
 
 def test_no_coin_draws_a_token_without_a_chance(monkeypatch: pytest.MonkeyPatch) -> None:
