@@ -103,6 +103,7 @@ def test_what_became_of_the_last_token_and_why_a_prefix_ended() -> None:
         "THRESHOLD": part_of(terms=PRICED._replace(kind=PlanKind.THRESHOLD)),
         "FIXED": part_of(terms=Terms(PlanKind.FIXED, 4)),
         "NO_DRAFT": part_of(SAID._replace(confidence=())),
+        "WHOLE": part_of(SAID._replace(verified=5), Terms(PlanKind.FIXED, 6)),
     }
     for why, part in parts.items():
         assert wire.PrefixEnd.Name(told(part).why) == f"PREFIX_END_{why}"
