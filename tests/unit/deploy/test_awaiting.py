@@ -56,6 +56,7 @@ def test_what_a_coordinator_lacks_is_told() -> None:
         "": CONNECTED,
         "1 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, processes=(VERIFIER,)),
         "0 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=()),
+        "2 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, lanes=(FED, FED)),
         "1 of 1 lanes, 0 of 1 drafters feed": replace(
             CONNECTED, lanes=(replace(FED, drafters=()),)
         ),
