@@ -17,8 +17,6 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
-
 from coordinator.answers.answer import RequestStats
 from coordinator.clock import Clock
 from coordinator.lanes.watch import Explain, RoundPart, Watch
@@ -27,8 +25,6 @@ from dspark.runtime.telemetry import Metrics
 
 if TYPE_CHECKING:
     from coordinator.lanes.request_state import RequestState
-
-log = structlog.get_logger("dspark.tracing")
 
 MOST_TRACED = 32  # requests at one time; more are not traced, and are counted
 
@@ -86,10 +82,7 @@ class Tracing:
     def _finish(self, opened: _Open) -> None:
         parts = opened.watch.taken()
         opened.watch.__exit__(None, None, None)
-        try:
-            self._tell(opened, parts)
-        except Exception:  # a failed trace fails no request
-            log.exception("trace.failed", request=opened.answers[0][0].request.id)
+        self._tell(opened, parts)
 
     def _tell(self, opened: _Open, parts: list[RoundPart]) -> None:
         answers = sorted(opened.answers, key=lambda each: each[0].answer.index)

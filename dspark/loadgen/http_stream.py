@@ -26,14 +26,13 @@ async def post_lines(url: str, body: object, headers: Mapping[str, str]) -> Asyn
     try:
         content = json.dumps(body).encode()
         parts = urlsplit(url)
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         head = {
             "Host": parts.netloc,
             "Content-Type": "application/json",
             "Content-Length": str(len(content)),
         }
         lines = [
-            f"POST {path} HTTP/1.1",
+            f"POST {parts.path} HTTP/1.1",
             *(f"{key}: {value}" for key, value in {**head, **headers}.items()),
         ]
         writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
@@ -41,7 +40,7 @@ async def post_lines(url: str, body: object, headers: Mapping[str, str]) -> Asyn
         status, fields = await _head(reader, url)
         blocks = _body(reader, fields)
         if status != 200:
-            raise await _refusal(status, fields, blocks, url)
+            raise await _refusal(status, blocks, url)
         rest = b""
         async for block in blocks:
             *whole, rest = (rest + block).split(b"\n")
@@ -92,9 +91,7 @@ async def _body(reader: asyncio.StreamReader, fields: Mapping[str, str]) -> Asyn
             yield block
 
 
-async def _refusal(
-    status: int, fields: Mapping[str, str], blocks: AsyncIterator[bytes], url: str
-) -> DsparkError:
+async def _refusal(status: int, blocks: AsyncIterator[bytes], url: str) -> DsparkError:
     said = b""
     async for block in blocks:
         said += block
@@ -104,6 +101,5 @@ async def _refusal(
     if status in (401, 403):
         return Denied(text)
     if status == 429:
-        hint = fields.get("retry-after", "")
-        return Overloaded(text, float(hint) if hint.isdigit() else RETRY_AFTER_S)
+        return Overloaded(text, RETRY_AFTER_S)
     return Unavailable(text) if status >= 500 else InvalidRequest("request", text)

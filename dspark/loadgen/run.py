@@ -120,7 +120,7 @@ class _Load:
 
     async def closed_loop(self) -> Outcome:
         if self._plan.warmup:
-            await self._users(min(self._plan.concurrency, self._plan.warmup), self._plan.warmup)
+            await self._users(self._plan.concurrency, self._plan.warmup)
             self._outcome.answers.clear()
         before = await self._open(time.perf_counter)
         users = self._users(self._plan.concurrency, self._plan.requests)

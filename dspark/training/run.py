@@ -95,7 +95,7 @@ def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     if settings.keep_tokens:
         identity["keep_tokens"] = content_digest(Path(settings.keep_tokens))
     if settings.start:
-        identity["start"] = fingerprint(settings.start, target=target.folder)
+        identity["start"] = fingerprint(settings.start)
     features: FeatureSource = OnlineFeatures(target.model, drafter.target_layer_ids)
     if settings.cache:
         # cached features are rounded to this dtype; those of a running target are not

@@ -2,6 +2,7 @@
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,8 @@ class BugOnImport(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self._name:
             return None
-        return importlib.machinery.ModuleSpec(name, self._loader, origin=self._loader.path)
+        path = self._loader.path  # which `__file__` is, too
+        return importlib.util.spec_from_file_location(name, path, loader=self._loader)
 
 
 def named(name: str) -> Bug:

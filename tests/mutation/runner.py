@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tests.mutation.bugs import BUGS, ROOT, Bug, node
 from tests.mutation.import_hook import BugOnImport
 
 LIMIT_S = 1200.0  # for one bug, or for the sound source; a loaded machine is no catch
 ENDED = 40  # on top of pytest's exit codes, so that a crash is not taken for one
-PASSED, FAILED = ENDED, ENDED + 1
+PASSED, FAILED, UNREADABLE = ENDED, ENDED + 1, ENDED + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,16 @@ def _import_the_slow() -> None:
     gc.freeze()  # else every child's collections walk through all of that, and copy its pages
 
 
+class _Collecting:
+    """Ends a child whose tests cannot be collected: of several files `-x` would say they failed."""
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            print(report.longreprtext)
+            sys.stdout.flush()
+            os._exit(UNREADABLE)
+
+
 def _child(bug: Bug | None, tests: Sequence[str], output: str, temporary: str) -> None:
     import pytest
     from hypothesis import HealthCheck, settings
@@ -158,7 +168,7 @@ def _child(bug: Bug | None, tests: Sequence[str], output: str, temporary: str) -
         os.dup2(file.fileno(), 2)
         calm = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
         warnings = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are there already
-        nodes = map(node, tests)
-        code = int(pytest.main([*calm, *warnings, f"--basetemp={temporary}", *nodes]))
+        words = [*calm, *warnings, f"--basetemp={temporary}", *map(node, tests)]
+        code = int(pytest.main(words, plugins=[_Collecting()]))
         sys.stdout.flush()
     os._exit(ENDED + code)

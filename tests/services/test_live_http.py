@@ -48,7 +48,7 @@ def ask(http: httpx.Client, *contents: str, **wish: Any) -> list[dict[str, Any]]
         return list(events(response))
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
+@pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "threshold:0.6", "off"])
 def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
     cell: HttpCell, http: httpx.Client, policy: str
 ) -> None:
@@ -62,8 +62,8 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
     assert "".join(token["text"] for token in tokens) == expected.text
     assert end["tokens"] == 48
     assert end["rounds"] == len(rounds)
-    for told in (each["told"] for each in rounds):
-        slots = told["slots"]
+    for each in rounds:
+        told, slots = each["told"], each["told"]["slots"]
         assert [slot["survival"] for slot in slots] == sorted(
             (slot["survival"] for slot in slots), reverse=True
         )
@@ -72,9 +72,15 @@ def test_an_answer_is_told_token_by_token_as_it_is_over_grpc(
         assert (told["empty_because"] != "") == (not slots)
         assert policy != "off" or told["empty_because"] == "policy_off"
         assert policy != "fixed:3" or not slots or told["why"] in ("fixed", "whole", "room")
+        named = [slot["text"] for slot in slots if slot["token_id"] is not None]
+        assert named == [token["text"] for token in each["tokens"][: len(named)]]
+    assert 0 < end["first_ms"] < end["total_ms"]
+    assert end["verified"] == sum(each["told"]["prefix"] for each in rounds)
+    assert end["drafted"] == sum(len(each["told"]["slots"]) for each in rounds)
     drafted = sum(token["origin"] == "drafted" for token in tokens)
     assert drafted == sum(each["told"]["accepted"] for each in rounds) == end["accepted"]
-    assert policy == "adaptive" or (drafted > 0) is (policy != "off")  # may find that none pays
+    if policy in ("fixed:3", "off"):  # else it may be that no draft pays
+        assert (drafted > 0) is (policy == "fixed:3")
 
 
 def test_a_conversation_goes_through_the_targets_template(
@@ -170,6 +176,10 @@ def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
         newest = idle["ended"][:4]
         assert [each["outcome"] for each in newest] == ["cancelled"] * 4
         assert all(each["ms"] > 0 for each in newest)
+        rounds = [each for each in newest if each["rounds"]]
+        assert all(
+            each["tau"] == round((each["tokens"] - 1) / each["rounds"], 2) for each in rounds
+        )
     cell.freed()
 
 

@@ -5,11 +5,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from dspark.client import Options
 from dspark.errors import Denied, InvalidRequest, Overloaded, Unavailable
+from dspark.loadgen import prometheus
 from dspark.loadgen.answer import MeasuredAnswer
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint
 from dspark.loadgen.prompts import Question
@@ -34,7 +36,10 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = OpenAiEndpoint(
-            f"http://127.0.0.1:{port}/v1", "m", Options(max_tokens=9, temperature=0), api_key="k"
+            f"http://127.0.0.1:{port}/v1",
+            "m",
+            Options(max_tokens=9, temperature=0, seed=None),
+            api_key="k",
         )
         answer = MeasuredAnswer(QUESTION, intended=0.0)
         async with server:
@@ -80,9 +85,11 @@ COUNTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 def test_tokens_are_counted_by_the_best_that_a_server_tells(by: str, chunked: bool) -> None:
     messages, counts = COUNTED[by]
     answer, endpoint, seen = ask(lambda seen: events(*messages, "[DONE]", chunked=chunked))
+    assert answer.size == sum(len(f"data: {json.dumps(each)}\n\n") for each in messages)
     assert (answer.counts, endpoint.counted_by) == (counts, by)
     assert answer.token_ids == ([5, 6, 7] if by == "ids" else [])
     assert (seen["prompt"], seen["max_tokens"], seen["stream"]) == ([1, 2, 3], 9, True)
+    assert "seed" not in seen, "a server may refuse null"
     assert "Authorization: Bearer k" in seen["head"]
 
 
@@ -92,7 +99,8 @@ def test_tokens_are_counted_by_the_best_that_a_server_tells(by: str, chunked: bo
         ("429 Too Many Requests\r\nRetry-After: 7", Overloaded),
         ("400 Bad Request", InvalidRequest),
         ("401 Unauthorized", Denied),
-        ("503 Service Unavailable", Unavailable),
+        ("403 Forbidden", Denied),
+        ("500 Internal Server Error", Unavailable),
     ],
 )
 def test_statuses_become_the_errors_of_this_project(head: str, kind: type[Exception]) -> None:
@@ -101,28 +109,49 @@ def test_statuses_become_the_errors_of_this_project(head: str, kind: type[Except
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "said"),
     [
-        b"",
-        b"220 smtp.example ESMTP\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
-        events(choice(token_ids=[1])),
-        events("{"),
-        events({"error": {"message": "no"}}),
+        (b"", "broke off"),
+        (b"220 smtp.example ESMTP\r\n\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "broke off"),
+        (events(choice(token_ids=[1])), "ended the answer without saying why"),
+        (events("{"), "not JSON"),
+        (events({"error": {"message": "no"}}, "[DONE]"), "failed: .*no"),
     ],
 )
-def test_a_reply_that_breaks_off_or_makes_no_sense_is_no_answer(reply: bytes) -> None:
-    with pytest.raises(Unavailable):
+def test_a_reply_that_breaks_off_or_makes_no_sense_is_no_answer(reply: bytes, said: str) -> None:
+    with pytest.raises(Unavailable, match=said):
         ask(lambda seen: reply)
 
 
-def test_addresses_are_checked() -> None:
-    async def talk(url: str) -> None:
-        async for _ in OpenAiEndpoint(url, "m", Options()).stream(QUESTION, 0):
-            pass
+async def test_totals_of_speculation_stand_beside_the_interface(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    totals = {"drafts": 3, "draft_tokens": 12, "accepted_tokens": 7}
+    page = {f"vllm:spec_decode_num_{name}_total": total for name, total in totals.items()}
+
+    async def scrape(url: str) -> dict[str, int]:
+        if url != "http://there:1/metrics":
+            raise Unavailable(url)
+        return page
+
+    monkeypatch.setattr(prometheus, "scrape", scrape)
+    assert await OpenAiEndpoint("http://there:1/v1/", "m", Options()).counters() == totals
+    assert await OpenAiEndpoint("http://elsewhere:1/v1", "m", Options()).counters() == {}
+
+
+async def test_addresses_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask_there(url: str) -> None:
+        await anext(OpenAiEndpoint(url, "m", Options()).stream(QUESTION, 0))
 
     with pytest.raises(InvalidRequest, match="url"):
-        asyncio.run(talk("ftp://x/v1"))
+        await ask_there("ftp://x/v1")
     with pytest.raises(Unavailable, match="reached"):
-        asyncio.run(talk("http://127.0.0.1:9/v1"))
+        await ask_there("http://127.0.0.1:9/v1")
+    connected = AsyncMock(side_effect=OSError("no"))
+    monkeypatch.setattr(asyncio, "open_connection", connected)
+    for url in ("http://x/v1", "https://x/v1"):
+        with pytest.raises(Unavailable, match="reached"):
+            await ask_there(url)
+    assert [call.args for call in connected.mock_calls] == [("x", 80), ("x", 443)]

@@ -3,14 +3,19 @@
 import asyncio
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
-from coordinator.lanes.watch import RoundPart
-from coordinator.watching.explaining import price, step_of, told
+from coordinator.lanes.watch import Reported, RoundPart
+from coordinator.watching.endings import Endings
+from coordinator.watching.explaining import origins, price, step_of, told
+from dspark.rounds.control import PassReport, Timing
+from dspark.rounds.events import Report, RoundReport
+from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.wire.v1 import control_pb2 as wire
 from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell, ToyPair
@@ -47,36 +52,98 @@ async def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
         assert bool(each.slots) is not bool(each.empty_because)
 
 
+PRICED = Terms(PlanKind.PRICE, 6, 0.3, weight=2.0)
+SAID = RoundReport(
+    7, 0, 4, 20, (11, 12, 13), 2, 4, (0.9, 0.8, 0.5, 0.5, 0.5), drafter=3,
+    forced=(True, False, False),
+)  # fmt: skip
+
+
+def part_of(said: RoundReport = SAID, terms: Terms = PRICED, kept: int = 3, room: int = 9) -> Any:
+    """A part in a round of two sequences, of which the other one's block came late."""
+    state: Any = SimpleNamespace(
+        answer=SimpleNamespace(index=2), request=SimpleNamespace(policy="adaptive")
+    )
+    rounds = [said, RoundReport(8, 0, 1, 5, (3,), why_empty="late", drafter=1)]
+    timing = Timing(forward_s=0.004, round_s=0.010, draft_s=0.002, waited_s=0.003)
+    report = PassReport(Report(1, rounds), timing, tokens=9)
+    made = Reported(
+        "verify/1", 0.0, report, rounds, [state] * 2, ["", "late"], Plan(terms), "draft/{}".format
+    )
+    return RoundPart(made, 0, 7, kept, room)
+
+
+def test_every_field_of_an_explanation() -> None:
+    """Of an answer that ends with the first token of a round."""
+    said = told(part_of(kept=1))
+    fates = [(wire.Fate.Name(each.fate), each.HasField("token_id")) for each in said.slots]
+    assert fates == [
+        ("FATE_ACCEPTED", True), ("FATE_CUT", False), ("FATE_REJECTED", False),
+        ("FATE_VOID", False), ("FATE_UNVERIFIED", False),
+    ]  # fmt: skip
+    gains = [each.gain for each in said.slots]
+    assert gains == pytest.approx([2 * each for each in (0.9, 0.72, 0.36, 0.18, 0.09)])
+    del said.slots[:]
+    assert said == wire.RoundExplanation(
+        index=2, round=4, offset=7, policy="adaptive", drafter="draft/3", asked=6, prefix=4,
+        accepted=1, token_ids=[11], origins=[wire.ORIGIN_DRAFTED], forced=[True],
+        why=wire.PREFIX_END_PRICE, late=["draft/1"], lane="verify/1", price=0.3, sequences=2,
+        step_drafted=5, step_verified=4, step_tokens=9, step_committed=4, plain=False,
+        round_ms=10.0, draft_ms=3.0, draft_pass_ms=2.0, verify_pass_ms=4.0,
+    )  # fmt: skip
+
+
+def test_what_became_of_the_last_token_and_why_a_prefix_ended() -> None:
+    last = [origins(*each)[-1] for each in ((2, 2, 3), (2, 3, 3), (0, 0, 1), (2, 3, 2))]
+    kinds = ("BONUS", "CORRECTED", "PLAIN", "DRAFTED")
+    assert [wire.Origin.Name(each) for each in last] == [f"ORIGIN_{kind}" for kind in kinds]
+    parts = {
+        "PRICE": part_of(room=6),
+        "ROOM": part_of(room=5),  # four and the target's own
+        "THRESHOLD": part_of(terms=PRICED._replace(kind=PlanKind.THRESHOLD)),
+        "FIXED": part_of(terms=Terms(PlanKind.FIXED, 4)),
+        "NO_DRAFT": part_of(SAID._replace(confidence=())),
+        "WHOLE": part_of(SAID._replace(verified=5), Terms(PlanKind.FIXED, 6)),
+    }
+    for why, part in parts.items():
+        assert wire.PrefixEnd.Name(told(part).why) == f"PREFIX_END_{why}"
+    assert price(parts["FIXED"].round) is None
+    forbidden = told(part_of(SAID._replace(forbidden=True)))
+    assert forbidden.slots[2].fate == wire.FATE_FORBIDDEN
+
+
+async def test_an_ended_answer_in_numbers() -> None:
+    cell = RoundsCell(max_running=1)
+    cell.ask()  # which it waits for
+    state = cell.ask(max_tokens=40, policy="threshold:0.85")
+    await cell.finish(state)
+    (said,) = cell.admission.endings.of("r2")
+    stats = state.stats
+    assert stats.verified_histogram != stats.acceptance_histogram
+    queued, first, whole = stats.queue_s(), stats.first_token_s(), stats.total_s()
+    assert 0 < queued < first < whole
+    assert said == wire.EndedAnswer(
+        request_id="r2", outcome="length", policy="threshold:0.85", rule="token",
+        verifier="verify/1", drafter="draft/0", prompt_tokens=2, completion_tokens=40,
+        draft_tokens=stats.drafted, verified_histogram=stats.verified_histogram,
+        accepted_histogram=stats.acceptance_histogram,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        queue_ms=1e3 * queued, ttft_ms=1e3 * first, total_ms=1e3 * whole,
+    )  # fmt: skip
+    counted = RoundsCell().metrics
+    Endings(counted).add(state, None)
+    times = [f"{name}_time_seconds" for name in ("prefill", "decode")]
+    sums = [
+        counted.value(f"request_{name}_sum")
+        for name in (*times, "prompt_tokens", "generation_tokens")
+    ]
+    assert sums == pytest.approx([first - queued, whole - first, 2, 40])
+
+
 def test_the_live_page_has_a_sentence_for_every_reason() -> None:
     page = (Path(live.__file__).parent / "page" / "words.js").read_text(encoding="utf-8")
     sentences = set(re.findall(r"^  (\w+): \"", page.partition("const FATES")[0], re.MULTILINE))
     assert sentences == {*REASONS.values(), "policy_off", "distrusted", "left_out"}
-
-
-async def test_what_ended_a_prefix_is_told() -> None:
-    whys = {
-        policy: {told(part).why for part in await explained(policy)}
-        for policy in ("fixed:2", "threshold:0.95", "off")
-    }
-    assert wire.PREFIX_END_FIXED in whys["fixed:2"]
-    assert wire.PREFIX_END_THRESHOLD in whys["threshold:0.95"]
-    assert whys["off"] == {wire.PREFIX_END_NO_DRAFT}
-    origins = {origin for part in await explained("fixed:4") for origin in told(part).origins}
-    of_blocks = {wire.ORIGIN_DRAFTED, wire.ORIGIN_CORRECTED, wire.ORIGIN_BONUS}
-    assert origins == of_blocks | {wire.ORIGIN_PLAIN}
-
-
-async def test_gains_are_what_the_verifier_compared_with_the_price() -> None:
-    parts = await explained("adaptive", pair=ToyPair(wrong_every=1000))
-    priced = [part for part in parts if price(part.round) is not None and told(part).slots]
-    assert priced
-    for part in priced:
-        each = told(part)
-        assert [slot.survival for slot in each.slots] == pytest.approx(
-            [0.9 ** (place + 1) for place in range(len(each.slots))]
-        )
-        gains = [slot.gain for slot in each.slots]
-        assert gains == sorted(gains, reverse=True)
 
 
 async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:

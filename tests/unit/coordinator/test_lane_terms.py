@@ -101,6 +101,14 @@ async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() 
     assert terms_before(cell, another.sequence.number).slots == 1
 
 
+@pytest.mark.parametrize("cohorts", [1, 2])
+async def test_as_many_cohorts_take_turns_as_is_said(cohorts: int) -> None:
+    cell = RoundsCell(cohorts=cohorts)
+    await cell.finish(*(cell.ask((at, 3), max_tokens=40, policy="fixed:2") for at in range(4)))
+    drafting = [each for each in cell.port.orders(Plan) if each.sequences]
+    assert max(each.cohorts for each in drafting) == cohorts
+
+
 async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay() -> None:
     cell = RoundsCell(sink=1 << 20, draft_ms=22)
 

@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from coordinator.watching.tracing import MOST_TRACED, Tracing
 from tests.fakes import read
@@ -18,10 +19,10 @@ UNSAMPLED = CALLER[:-1] + "0"
 
 
 class Traced:
-    def __init__(self, share: float = 0.0) -> None:
-        self.cell = RoundsCell(bypass=False)
+    def __init__(self, share: float = 0.0, **settings: Any) -> None:
+        self.cell = RoundsCell(bypass=False, **settings)
         self._kept = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
+        provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._kept))
         cell = self.cell
         cell.metrics.model_name = lambda: "a-model"
@@ -58,16 +59,52 @@ async def test_a_request_under_a_caller_s_trace_is_told_whole() -> None:
         each.parent.span_id
         for each in (*rounds, *traced.spans("admission"), *traced.spans("prefill"))
     } == {root.context.span_id}
-    ids = {each.context.span_id for each in rounds}
-    for name in ("draft", "verify"):
-        assert {each.parent.span_id for each in traced.spans(name)} <= ids
-    assert len(traced.spans("verify")) == len(rounds)
     passes = {each.parent.span_id: each for each in traced.spans("verify")}
     drafts = traced.spans("draft")
     assert drafts
     assert all(each.end_time <= passes[each.parent.span_id].start_time for each in drafts)
     for span in traced.spans():
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+
+
+async def test_spans_say_what_the_rounds_say_and_take_as_long() -> None:
+    traced = Traced(max_running=1)
+    traced.cell.ask()  # which it waits for
+    with traced.cell.explain.request("r2") as watch:
+        state = traced.cell.ask(max_tokens=12, policy="threshold:0.95", traceparent=CALLER)
+        await traced.cell.finish(state)
+        parts = watch.taken()
+    await asyncio.sleep(0.01)
+    (root,), (admission,), (prefill,) = map(traced.spans, ("generate", "admission", "prefill"))
+    assert root.attributes["gen_ai.usage.input_tokens"] == len(state.request.prompt)
+    stats, begin = state.stats, root.start_time
+    assert (admission.start_time, prefill.start_time) == (begin, admission.end_time)
+    took = [1e-9 * (span.end_time - begin) for span in (admission, prefill, root)]
+    assert took == pytest.approx([stats.queue_s(), stats.first_token_s(), stats.total_s()])
+    inner = {
+        (each.name, each.parent.span_id): dict(each.attributes)
+        for name in ("draft", "verify")
+        for each in traced.spans(name)
+    }
+    for span, part in zip(traced.spans("round"), parts, strict=True):
+        made, timing = part.round, part.round.report.timing
+        said, why = made.rounds[part.at], made.why_empty[part.at]
+        assert dict(span.attributes) == {
+            "dspark.lane": "verify/1",
+            "dspark.cohort.sequences": 1,
+            "dspark.spec.drafted": len(said.confidence),
+            "dspark.spec.verified": said.verified,
+            "dspark.spec.accepted": said.accepted,
+            "dspark.spec.committed": part.kept,
+            **({"dspark.spec.without_draft": why} if why else {}),
+        }
+        passes = {"verify": ("verify/1", timing.forward_s)}
+        if not why:
+            passes["draft"] = ("draft/0", timing.draft_s)
+        for name, (worker, seconds) in passes.items():
+            told = {"dspark.worker": worker, "dspark.device_s": seconds}
+            assert inner.pop((name, span.context.span_id)) == told
+    assert not inner
 
 
 async def test_a_request_of_several_answers_is_told_of_them_all() -> None:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
         start=(1, 4),
         config=replace(CONFIG, min_drafters=2),
     )
-    assert history[-1][2] == 2
+    assert [drafters for _, _, drafters in history] == [4, 2]
 
 
 def test_verifiers_follow_pages() -> None:
@@ -136,6 +137,26 @@ def test_a_line_before_the_door_keeps_verifiers() -> None:
     assert need == Need(1, 3, need.why)
 
 
+@pytest.mark.parametrize(
+    ("needed", "told", "size", "at_least", "enough"),
+    [
+        (drafters_needed, {}, 2, 1, 2),  # no drafter has told yet how busy it is
+        (drafters_needed, {"drafter_busy": 0.45}, 3, 2, 3),  # two would be too near to 0.7
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.011}, 2, 3, 3),
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.009}, 2, 1, 2),
+        (drafters_needed, {"drafter_busy": 0.1, "draft_wait_s": 0.007}, 2, 1, 1),
+        (verifiers_needed, {"pages": 0.5}, 3, 2, 3),  # two would be too near to 0.8
+        (verifiers_needed, {"pages": 0.8}, 3, 3, 4),
+        (verifiers_needed, {"streams": 0, "queue_s": 9.0}, 1, 1, 1),  # of requests that are over
+    ],
+)
+def test_what_replicas_are_needed_for(
+    needed: Any, told: dict[str, Any], size: int, at_least: int, enough: int
+) -> None:
+    need = needed(PoolReading(**{"streams": 1, **told}), size, CONFIG)
+    assert (need.at_least, need.enough) == (at_least, enough)
+
+
 def test_shrinking_never_asks_for_growing_again() -> None:
     for size in range(1, 7):
         for percent in range(101):
@@ -153,7 +174,15 @@ def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
     memory, size = step(Memory(), 1, Need(50, 50, ""), (1, 4), CALM, 0.0)
     assert step(memory, size, Need(50, 50, ""), (1, 4), CALM, 7.0)[1] == 4
     assert step(Memory(), 9, Need(1, 9, ""), (1, 4), CALM, 0.0)[1] == 4, "above the bound: at once"
+    assert step(Memory(), 1, Need(1, 1, ""), (0, 0), CALM, 0.0)[1] == 0, "even the last one"
     assert step(Memory(), 1, Need(0, 0, ""), (2, 4), CALM, 0.0)[1] == 2, "below the bound: at once"
+
+
+def test_a_pool_shrinks_to_what_was_needed_most_meanwhile() -> None:
+    memory, size = Memory(), 4
+    for now, need in ((0.0, 1), (30.0, 3), (60.0, 1)):
+        memory, size = step(memory, size, Need(need, need, ""), (1, 4), CALM, now)
+    assert size == 3
 
 
 @pytest.mark.parametrize(
@@ -174,6 +203,9 @@ def test_a_pool_rests_after_a_change() -> None:
     memory, size = step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 20.0)
     assert size == 2, "patience is over, the rest is not"
     assert step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 30.0)[1] == 3
+    idle = Memory(idle_since=0.0, rests_until=400.0)
+    sizes = [step(idle, 1, Need(0, 0, ""), (0, 4), CALM, now)[1] for now in (399.0, 400.0)]
+    assert sizes == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +223,7 @@ def test_a_pool_rests_after_a_change() -> None:
 def test_settings_that_cannot_work_are_named(key: str, value: float, named: str) -> None:
     with pytest.raises(ConfigError, match=f"autoscale.{named}: "):
         AutoscaleConfig(**{key: value})
+    assert AutoscaleConfig(min_drafters=3, max_drafters=3).bounds["drafters"] == (3, 3)
 
 
 def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:
@@ -216,3 +249,4 @@ def test_patience_begins_anew_where_nobody_looked_and_rests_go_on() -> None:
     for now in (1.0, CONFIG.cool_down_s - 1):
         assert resting.look(short, 1, 1, now) == (1, 1)
     assert resting.look(short, 1, 1, CONFIG.cool_down_s) == (1, 2)
+    assert resting.why == {"verifiers": "0% of the pages", "drafters": "drafters are 100% busy"}

@@ -4,11 +4,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from deploy import awaiting
-from dspark.client import find_cell
+from dspark.client import CellStatus, LaneStatus, ProcessStatus, find_cell
 from dspark.client.cell import write_cell
 from dspark.errors import Unavailable
 from tests.noted_cell import CELL
@@ -38,6 +39,42 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
     assert asked[0][:3] == (cell, 2, 1)
+
+
+VERIFIER, DRAFTER = (
+    ProcessStatus(role=name.partition("/")[0], name=name, state="serving")
+    for name in ("verify/0", "draft/0")
+)
+FED = LaneStatus(verifier="verify/0", drafters=("draft/0",))
+UNFED = LaneStatus(verifier="verify/0")
+CONNECTED = CellStatus((VERIFIER, DRAFTER), lanes=(FED,))
+
+
+def test_what_a_coordinator_lacks_is_told() -> None:
+    lost = replace(DRAFTER, state="lost", detail="away")
+    told = {
+        "": CONNECTED,
+        "1 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, processes=(VERIFIER,)),
+        "0 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=()),
+        "2 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, lanes=(FED, FED)),
+        "1 of 1 lanes, 0 of 1 drafters feed": replace(
+            CONNECTED, lanes=(replace(FED, drafters=()),)
+        ),
+        "draft/0 is lost (away)": replace(CONNECTED, processes=(VERIFIER, lost)),
+    }
+    assert [awaiting.missing(status, 1, 1) for status in told.values()] == [*told]
+
+
+def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(awaiting, "REMIND_EVERY_S", 0.0)
+    told: list[str] = []
+    client: Any = Mock(status=Mock(side_effect=[Unavailable("nobody there"), CONNECTED, CONNECTED]))
+    awaiting.await_lanes(client, 1, 1, float("inf"), told.append)
+    assert told == ["still waiting: nobody there"]
+    with pytest.raises(Unavailable, match="not connected in time: 1 of 2 lanes"):
+        awaiting.await_lanes(client, 2, 1, 0.0, told.append)
 
 
 def test_every_address_of_a_replica_is_told() -> None:

@@ -5,6 +5,7 @@ import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from deploy import controller as controller_module
+from deploy import probe, reconcile
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
@@ -239,6 +241,38 @@ async def test_wanted_sizes_are_told_for_a_successor_and_kept_whoever_is_left(ce
     assert told == [(2, 1)]
 
 
+async def test_a_process_that_stays_silent_is_replaced(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "HUNG_AFTER_S", 0.1)
+    monkeypatch.setattr(probe, "LOOK_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
+        cell.begin()
+        await until(lambda: "verify/0" in cell.fleet.started)
+    assert "verify/0" in cell.fleet.ended
+
+
+async def test_a_front_end_whose_port_is_taken_gets_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "FIRST_DELAY_S", 0.01)
+    cell = make({ProcessRole.FRONTEND: {"bind": "127.0.0.1:0"}}, frontends=1)
+    await cell.run()
+    launch, binds = cell.fleet.launch, list[str]()
+
+    async def taken_once(replica: Replica) -> StartedProcess:
+        binds.append(replica.settings["bind"])
+        if len(binds) == 1:
+            raise StartFailed("its port is taken", fatal=False)
+        return await launch(replica)
+
+    monkeypatch.setattr(cell.fleet, "launch", taken_once)
+    before = cell.row("frontend/0")["endpoint"]
+    await cell.fleet.crash("frontend/0")
+    await until(lambda: binds == [before, "127.0.0.1:0"])
+
+
 async def test_a_controller_that_is_closed_while_it_looks_ends_in_order(cell: Cell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cell.fleet.left = {"verify/0": StartedProcess(f"127.0.0.1:{silent.getsockname()[1]}", 1, 1)}
@@ -339,20 +373,21 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
 async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe, readable = controller_module.Probe, False
+    real, readable = controller_module.Probe, False
 
     def opened(*words: Any) -> Any:
         if not readable:
             raise ConfigError("tls_cert: cannot be read")
-        return probe(*words)
+        return real(*words)
 
     monkeypatch.setattr(controller_module, "Probe", opened)
     adopting, starting = make(), make()
     adopting.fleet.left = {"verify/0": await adopting.fleet.serve("verify/0")}
     adopting.begin()
     starting.begin()
-    await until(lambda: "tls_cert" in starting.row("verify/0")["reason"])
-    assert starting.row("verify/0")["phase"] == "down"
+    first = partial(starting.row, "verify/0")
+    await until(lambda: first()["phase"] == "down" and first()["reason"])  # not yet begun anew
+    assert "tls_cert" in first()["reason"]
     assert "verify/0" in starting.fleet.ended
     readable = True
     for cell in (adopting, starting):
@@ -364,6 +399,7 @@ async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
 async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(controller_module, "DRAIN_S", 1e9)
     cell = make(verifiers=2, options={"drain_s": 0.2})
     cell.listener.needed = {"verify/1"}
     seen_at_end: list[bool] = []
@@ -396,6 +432,19 @@ async def test_pools_follow_the_load_within_their_bounds(make: Make) -> None:
     cell.listener.cell = CellStatus()
     await until(lambda: "draft/0" not in cell.fleet.servers)
     assert cell.controller.sizes() == (1, 0)
+
+
+async def test_what_an_operator_said_is_not_undone_at_the_next_look(make: Make) -> None:
+    config = AutoscaleConfig(
+        enabled=True, max_verifiers=3, look_s=0.01, window_s=0.05, down_after_s=0.0
+    )
+    cell = make(options={"autoscale": config})
+    await cell.run()
+    cell.controller.resize(3, 0)
+    await until(lambda: {"verify/1", "verify/2"} <= cell.fleet.servers.keys())
+    heard = len(cell.listener.told)  # before each look
+    await until(lambda: len(cell.listener.told) > heard + 10)
+    assert cell.controller.sizes() == (3, 0)
 
 
 async def test_the_patience_of_autoscaling_begins_anew_while_replicas_start(
@@ -466,7 +515,8 @@ async def test_front_ends_are_told_their_coordinator_and_come_back_where_they_we
     assert [replica.settings["coordinator"] for replica in fronts] == [
         endpoints["coordinator/0"]
     ] * 2
-    await cell.told()
+    heard = len(cell.listener.told)
+    await until(lambda: len(cell.listener.told) > heard + 1)
     assert set(cell.listener.told[-1]) == {"verify/0"}, "a front end attaches by itself"
 
     await cell.fleet.crash("frontend/1")

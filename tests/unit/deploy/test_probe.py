@@ -2,16 +2,20 @@
 
 import asyncio
 import errno
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
+import grpc
 import pytest
 
 from deploy import probe
 from deploy.fleet import StartedProcess
 from deploy.probe import ControlAnnouncer, Probe
+from deploy.topology import ProcessRole
 from dspark.errors import ConfigError, Unavailable
 from dspark.runtime.channel import open_channel
+from dspark.wire.v1 import control_pb2, control_pb2_grpc
 
 NOBODY = StartedProcess("127.0.0.1:1", 1, 1)
 
@@ -46,17 +50,56 @@ async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: lis
     await looking.close()
 
 
-async def test_a_controller_without_descriptors_counts_nobody_as_dead(
-    monkeypatch: pytest.MonkeyPatch,
+class Coordinator(control_pb2_grpc.ControlServicer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    async def Announce(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        self.told.append((dict(context.invocation_metadata())["authorization"], *request.workers))
+        return control_pb2.AnnounceReply(idle=["draft/1"])
+
+
+async def test_an_announcement_says_all_of_a_worker_to_the_coordinator_that_is_there() -> None:
+    announcer = ControlAnnouncer("secret")
+    workers = {
+        "verify/0": (ProcessRole.VERIFY, StartedProcess("127.0.0.1:2", 20, 1)),
+        "draft/1": (ProcessRole.DRAFT, StartedProcess("127.0.0.1:3", 30, 1)),
+    }
+    entry = partial(control_pb2.WorkerEndpoint, draining=False)
+    for _ in range(2):  # the second one is another process, at another place
+        server, one = grpc.aio.server(), Coordinator()
+        control_pb2_grpc.add_ControlServicer_to_server(one, server)  # type: ignore[no-untyped-call]
+        place = StartedProcess(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 1, 1)
+        await server.start()
+        assert await announcer.announce(place, workers, {"draft/1"}) == {"draft/1"}
+        await server.stop(0)
+        draft = entry(role=3, name="draft/1", endpoint="127.0.0.1:3", incarnation=30, draining=True)
+        verify = entry(role=2, name="verify/0", endpoint="127.0.0.1:2", incarnation=20)
+        assert one.told == [("Bearer secret", draft, verify)]
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EMFILE, ""), TimeoutError()])
+async def test_want_of_descriptors_and_silence_are_no_refusals(
+    failure: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking = Probe(NOBODY, "")
-    monkeypatch.setattr(
-        asyncio, "open_connection", AsyncMock(side_effect=OSError(errno.EMFILE, ""))
-    )
-    began = looking.heard
+    looking.misses, began = 1, looking.heard
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(side_effect=failure))
     await looking.look()
     assert looking.misses == 0
-    assert looking.heard > began  # or it would count as silent after a while
+    # a process that nobody could ask is not silent
+    assert (looking.heard > began) is not isinstance(failure, TimeoutError)
+    await looking.close()
+
+
+async def test_who_answers_is_heard_and_has_missed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = Probe(NOBODY, "")
+    looking.misses, looking.heard = 1, 0.0
+    monkeypatch.setattr(looking._stub, "Check", AsyncMock())
+    await looking.look()
+    assert looking.misses == 0 < looking.heard
     await looking.close()
 
 

@@ -26,13 +26,15 @@ time.sleep(600)
 """
 
 
-# A child that carries the mark until it becomes another program, which has none.
+# A child that carries the mark until its leader ends: then it becomes another program without.
 UNMARKED = """
 import os, sys, time
+leader = os.getpid()
 if not os.fork():
     os.setsid()
     print(flush=True)  # from here on the leader's group is not its own
-    time.sleep(0.5)
+    while os.getppid() == leader:
+        time.sleep(0.01)
     os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
 time.sleep(600)
 """

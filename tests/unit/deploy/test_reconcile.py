@@ -46,6 +46,8 @@ def test_a_long_life_is_forgiven() -> None:
     seen = Observed(Phase.SERVING, 0.0, failures=6)
     assert reconcile.down(seen, reconcile.FORGIVEN_AFTER_S, "killed").failures == 1
     assert reconcile.down(seen, reconcile.FORGIVEN_AFTER_S - 1, "killed").failures == 7
+    started = reconcile.starting(seen, 0.0)
+    assert reconcile.down(started, reconcile.FORGIVEN_AFTER_S, "too late").failures == 7
 
 
 def test_a_fatal_start_is_not_repeated_at_once() -> None:
@@ -54,3 +56,5 @@ def test_a_fatal_start_is_not_repeated_at_once() -> None:
     )
     assert plan({"draft/0"}, {"draft/0": seen}, 0.5) == ([], [])
     assert plan({"draft/0"}, {"draft/0": seen}, 1.0) == (["draft/0"], [])
+    again = reconcile.serving(reconcile.starting(seen, 1.0), 2.0)
+    assert again == Observed(Phase.SERVING, 2.0, failures=1), "what it told is over"

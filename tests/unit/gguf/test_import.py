@@ -14,7 +14,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from coordinator.http.template import find_template
 from coordinator.reception.tokenizer import Tokenizer, find_tokenizer
 from dspark.errors import CheckpointError
-from dspark.gguf.architectures import expected
+from dspark.gguf.architectures import config_of, expected
+from dspark.gguf.file import GgufFile
 from dspark.gguf.folder import import_gguf
 from dspark.model.checkpoint import load_target
 from tests.unit.gguf.files import (
@@ -89,7 +90,7 @@ def test_the_folder_computes_what_the_model_did_before_it_was_converted(
     assert (loaded.context_length, loaded.hidden_size) == (512, 64)
 
 
-@pytest.mark.parametrize("factor", [8.0, 32.0])
+@pytest.mark.parametrize("factor", [8.0, 16.0, 32.0])
 def test_frequencies_of_llama_3_become_the_rule_that_made_them(
     factor: float, tmp_path: Path
 ) -> None:
@@ -114,8 +115,48 @@ def test_frequencies_of_llama_3_become_the_rule_that_made_them(
         torch.testing.assert_close(load_target(made).model(ids).logits, scaled(ids).logits)
 
 
+CAPS = {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told", "made"),
+    [
+        ("llama", {}, {"num_key_value_heads": 4, "rope_theta": 10_000.0, "pad_token_id": 3}),
+        ("gemma3", {}, {"rope_theta": 1_000_000.0, "query_pre_attn_scalar": 32}),
+        ("gemma3", {"block_count": 62}, {"query_pre_attn_scalar": 24}),  # the family's largest
+        ("gemma2", {"block_count": 46}, {"query_pre_attn_scalar": 24}),
+        ("gemma2", {}, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+        ("gemma2", CAPS, CAPS),
+        ("gemma3", LINEAR, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ],
+)
+def test_settings_that_tiny_models_do_not_have(
+    architecture: str, told: dict[str, Any], made: dict[str, Any]
+) -> None:
+    given = {"context_length": 512, "block_count": 26, "embedding_length": 96}
+    given |= {"feed_forward_length": 64, "attention.head_count": 4, "attention.key_length": 32}
+    given |= {"attention.sliding_window": 16, "attention.layer_norm_rms_epsilon": 1e-5, **told}
+    tokens = {"tokens": ["a"] * 9, "bos_token_id": 1, "eos_token_id": 2, "padding_token_id": 3}
+    settings = {f"tokenizer.ggml.{key}": value for key, value in tokens.items()}
+    settings |= {f"{architecture}.{key}": value for key, value in given.items()}
+    found = config_of({"general.architecture": architecture, **settings}, {})
+    assert found.items() >= made.items()
+
+
+def test_both_versions_of_the_format_are_read(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", random_model("qwen2"), "qwen2")
+    with GgufFile(file) as read:
+        newer = read.settings, read.tensors
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + (2).to_bytes(4, "little") + whole[8:])
+    with GgufFile(file) as read:
+        assert (read.settings, read.tensors) == newer
+
+
 def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
-    out = imported(tmp_path, settings={"tokenizer.ggml.eot_token_id": 0})
+    ends = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 4}
+    out = imported(tmp_path, settings=ends)
     tokenizer = tokenizer_of(out)
     text = "then 1907 or  12, ünd\n"
     ids = tokenizer.encode(text)
@@ -125,7 +166,7 @@ def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
     assert find_template(str(out), None) is not None
     said: dict[str, Any] = json.loads((out / "generation_config.json").read_text())
-    assert said == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 2}
+    assert said == {"bos_token_id": 1, "eos_token_id": [2, 0, 4], "pad_token_id": 2}
 
 
 def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -> None:

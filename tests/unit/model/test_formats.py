@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from dspark.errors import CheckpointError
 from dspark.model.checkpoint import load_drafter, load_projection, save_drafter
-from dspark.model.config_file import parse_drafter_config, read_drafter_config
+from dspark.model.config_file import config_to_json, parse_drafter_config, read_drafter_config
 from dspark.model.family import Anchors, ContextTokens, Entries
+from dspark.model.formats import nested, speculators
 from dspark.model.formats.convert import to_speculators
+from dspark.model.formats.vocabulary import DraftVocabulary
 from tests.unit.model.golden import ALL, DATA, altered, without
 from tests.unit.model.tiny import greedy
 
@@ -69,6 +71,40 @@ def spelled() -> dict[str, Any]:
         "tie_word_embeddings": True,
     }
     return SPELLED | {"mask_token_id": raw["mask_token_id"], "transformer_layer_config": layer}
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+def test_settings_go_there_and_back(anchored: bool) -> None:
+    raw = config_to_json(read_drafter_config(DATA / "dspark_vanilla"))
+    raw["sample_from_anchor"] = anchored
+    there = speculators.from_released(raw, family="dspark", verifier="Qwen/Qwen3-4B")
+    assert there["speculators_config"]["verifier"]["name_or_path"] == "Qwen/Qwen3-4B"
+    assert there["block_size"] == 7 + (not anchored), "the anchor's slot is one of the query"
+    back = speculators.to_released(there)
+    raw["num_target_layers"] = 0  # which the format does not state
+    kept = raw.keys() & back.keys()
+    assert {key: back[key] for key in kept} == {key: raw[key] for key in kept}
+
+
+def test_settings_inside_are_lifted_unless_others_stand_beside_them() -> None:
+    inner = {"markov_rank": 24, "num_target_layers": 6, "projector_type": "dspark"}
+    lifted = nested.to_released({"dflash_config": inner, "block_size": 5})
+    assert lifted == {"markov_rank": 24, "num_target_layers": 6, "block_size": 5}
+    with pytest.raises(CheckpointError, match=r"^dflash_config\.markov_rank: 24, and 8 beside it"):
+        nested.to_released({"dflash_config": inner, "markov_rank": 8})
+
+
+@torch.no_grad()
+def test_what_only_trainers_use_is_not_read(tmp_path: Path) -> None:
+    to_speculators(DATA / "dspark_vanilla", tmp_path / "twin")
+    more = {name: torch.ones(3) for name in ("verifier_norm.weight", "mask_embedding")}
+    altered(tmp_path / "more", tensors=lambda held: held.update(more), of=tmp_path / "twin")
+    ours, theirs = load_drafter(tmp_path / "more"), load_drafter(tmp_path / "twin")
+    assert torch.equal(greedy(ours), greedy(theirs))
+
+
+def test_a_token_that_is_named_twice_is_drafted_once() -> None:
+    assert DraftVocabulary.of([5, 2, 5], 9).target_ids.tolist() == [2, 5]
 
 
 @torch.no_grad()

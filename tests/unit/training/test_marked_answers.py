@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat, answer_spans
 from dspark.training.disk import write_rows
-from dspark.training.samples import encode_rows
+from dspark.training.samples import Samples, encode_rows
 
 QWEN = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
@@ -88,6 +88,26 @@ def test_a_row_that_cannot_be_learned_is_named(
     write_rows(rows, [good, {"id": "b", "conversations": turns}])
     with pytest.raises(ConfigError, match=f"rows.jsonl: row 'b'.*{said}"):
         encode_rows(rows, tmp_path / "samples.safetensors", chat)
+
+
+def test_rows_are_cut_left_out_and_counted(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "", "token_ids": [3, 4]}
+
+    def row(said: list[int], **more: str) -> dict[str, object]:
+        return {"conversations": [asked, {**ANSWER, "token_ids": said}], **more}
+
+    rows, path = tmp_path / "rows.jsonl", tmp_path / "samples.safetensors"
+    write_rows(rows, [row([5, 6, 7, 8]), row([9, 9, 9]), row([5]), row([5, 6, 7], status="error")])
+    counts = encode_rows(rows, path, Chat(tmp_path), max_length=5, min_supervised=3)
+    assert counts == {
+        "rows": 4, "samples": 2, "tokens": 10, "supervised": 6, "cut": 1, "short": 1, "failed": 1,
+    }  # fmt: skip
+    samples = Samples(path)
+    assert [sample.ids.tolist() for sample in samples] == [[3, 4, 5, 6, 7], [3, 4, 9, 9, 9]]
+    assert samples[0].supervised.tolist() == [False, False, True, True, True]
+    samples.check_vocabulary(10)
+    with pytest.raises(ConfigError, match="holds token 9, the target knows 9"):
+        samples.check_vocabulary(9)
 
 
 def test_a_target_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:

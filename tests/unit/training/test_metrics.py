@@ -88,6 +88,16 @@ def test_calibration_moves_where_a_threshold_cuts() -> None:
     assert raw == 3.0
     assert scaled == 2.0  # sigmoid(1/4) < 0.7
     assert moved == 1.0  # sigmoid(1 - 1) < 0.7
+    told = metrics.confidence([one], 2, fits[1])
+    assert told is not None
+    assert told["raw"]["mean_predicted"] == pytest.approx([0.731, 0.731**2], abs=1e-3)
+    assert told["calibrated"]["mean_predicted"] == pytest.approx([0.731, 0.731 * 0.562], abs=1e-3)
+
+
+def test_what_is_verified_for_each_committed_token() -> None:
+    none_right = text([0, 0, 0], [[1.0, 1.0]] * 3)
+    (point,) = metrics.sweep([none_right], 2, [0.0], None)
+    assert (point["verified_per_committed"], point["verify_rate"]) == (3.0, pytest.approx(1 / 3))
 
 
 def test_rounds_that_ended_their_text_are_no_samples() -> None:
@@ -103,4 +113,5 @@ def test_intervals_hold_the_mean_and_widen_with_fewer_texts() -> None:
     low, high = metrics.interval(rounds)
     few_low, few_high = metrics.interval(rounds[:5])
     assert low < 3.0 < high
+    assert high - low == pytest.approx(2 * 1.96 * (2 / 40) ** 0.5, rel=0.08), "95 %, of texts"
     assert few_high - few_low > high - low

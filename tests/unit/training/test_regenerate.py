@@ -1,5 +1,7 @@
 """Rows that can never be answered are written as such, and a cell that is away is waited for."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,15 +36,23 @@ class Answering:
 
     def __init__(self, *, away: int = 0) -> None:
         self.away, self.asked = away, list[list[int]]()
+        self.told: list[dict[str, Any]] = []
+        self.running = self.most = 0
+        self.info = INFO
 
     async def model_info(self) -> ModelInfo:
         if self.away:
             self.away -= 1
             raise Unavailable("nobody there")
-        return INFO
+        return self.info
 
-    async def complete(self, prompt: list[int], **_: Any) -> Any:
+    async def complete(self, prompt: list[int], **told: Any) -> Any:
         self.asked.append(list(prompt))
+        self.told.append(told)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
         return SimpleNamespace(
             text="", token_ids=tuple(prompt), end=SimpleNamespace(finish_reason="stop")
         )
@@ -80,6 +90,44 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert (await asked(cell, prompts, out, chat))["rows"] == 9
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
+
+
+TURNS: Any = SimpleNamespace(prompt_ids=lambda turns: [3] * len(turns))
+
+
+async def test_an_answer_is_asked_for_by_its_law_and_a_seed_of_its_own(tmp_path: Path) -> None:
+    prompts, out, cell = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl", Answering()
+    write_rows(prompts, [{"id": n, "turns": ["a", "b"]} for n in range(20)])
+    law: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1}
+    asking = {**law, "max_tokens": 62, "concurrency": 8, "answer_timeout_s": 9.0}
+    await asked(cell, prompts, out, TURNS, **asking)
+    assert sorted(cell.asked) == [[3]] * 20 + [[3, 3, 3]] * 20, "the first answer is asked with"
+    seeds = [told.pop("seed") for told in cell.told]
+    assert len({*seeds}) == 40
+    assert max(seeds) < 1 << 63
+    rooms = [min(62, INFO.context_length - len(prompt)) for prompt in cell.asked]
+    assert cell.told == [{**law, "timeout": 9.0, "max_tokens": room} for room in rooms]
+    assert cell.most == 8
+    answers = [turn for row in read_rows(out) for turn in row["conversations"][1::2]]
+    assert {turn["finish_reason"] for turn in answers} == {"stop"}
+
+
+async def test_a_file_that_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path) -> None:
+    prompts, other = tmp_path / "prompts.jsonl", tmp_path / "other.jsonl"
+    out, cell = tmp_path / "out.jsonl", Answering()
+    write_rows(prompts, [{"id": "a", "turns": ["a"]}])
+    write_rows(other, [{"id": "b", "turns": ["b"]}])
+    await asked(cell, prompts, out, TURNS)
+    with pytest.raises(ConfigError, match=r"^prompts: .* was begun with"):
+        await asked(cell, other, out, TURNS)
+    with pytest.raises(ConfigError, match=r"^seed: .* was begun with"):
+        await asked(cell, prompts, out, TURNS, seed=7)
+    cell.info = replace(INFO, model="huge")
+    with pytest.raises(ConfigError, match=r"^target: .* was begun with 'tiny', not 'huge'"):
+        await asked(cell, prompts, out, TURNS)
+    out.with_name("out.jsonl.settings.json").unlink()
+    with pytest.raises(ConfigError, match="does not say how it was made"):
+        await asked(cell, prompts, out, TURNS)
 
 
 @pytest.mark.parametrize(

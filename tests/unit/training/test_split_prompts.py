@@ -73,6 +73,30 @@ def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
     assert (tmp_path / "other" / "train.jsonl").read_bytes() != first
 
 
+def test_shares_and_limits(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    write_rows(path, [{"id": n, "token_ids": [3, 4, n]} for n in range(40)])
+
+    def parts(**told: Any) -> list[list[dict[str, Any]]]:
+        found = split_prompts(path, tmp_path / "out", **told)
+        names = ("train", "calibrate", "evaluate")
+        return [list(read_rows(Path(found[f"{name}_file"]))) for name in names]
+
+    few = parts(held_out=0.2, limit=10)
+    assert {row["id"] for part in few for row in part} != {str(n) for n in range(10)}
+    assert few[1][0]["turns"] == [[3, 4, int(few[1][0]["id"])]]
+    sizes = [[*map(len, parts(held_out=share))] for share in (0.2, 0.001, 0.999, 0.0)]
+    assert [[*map(len, few)], *sizes] == [
+        [8, 1, 1],
+        [32, 4, 4],
+        [39, 1, 0],
+        [1, 20, 19],
+        [40, 0, 0],
+    ]
+    with pytest.raises(ConfigError, match=r"held_out: 1\.0 is no share"):
+        parts(held_out=1.0)
+
+
 def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     write_rows(path, [{"nothing": 1}])
