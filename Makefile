@@ -46,7 +46,7 @@ test: lint
 # The pure rooms alone, without torch: what to run while you write.
 FAST := $(addprefix tests/unit/,coordinator decoding planning rounds runtime synthetic wire) tests/paper tests/test_rooms.py
 LONG := $(addprefix tests/unit/,coordinator/test_simulation.py decoding/test_exact_law.py planning/test_planner.py)
-NEED_TORCH := tests/unit/coordinator/test_calls.py $(addprefix tests/unit/decoding/test_,exact_rounds.py philox.py)
+NEED_TORCH := tests/unit/coordinator/test_call_forms.py $(addprefix tests/unit/decoding/test_,exact_rounds.py philox.py)
 
 test-fast: install
 	$(BIN)/python -m pytest -q -p tests.no_torch -m "not slow" -n 2 $(addprefix --ignore=,$(LONG) $(NEED_TORCH)) $(FAST)
