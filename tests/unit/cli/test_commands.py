@@ -8,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -136,10 +137,15 @@ def test_a_broken_state_file_is_named_and_down_clears_it(
     assert not cell_file().exists()
 
 
-def test_a_folder_in_place_of_the_state_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    cell_file().mkdir()
+def test_a_state_file_that_this_user_may_not_read_is_told_and_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cell may run."""
+    write_cell(CELL)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "not yours")))
     assert main(["down"]) == 1
-    assert "this state folder cannot be written" in capsys.readouterr().err
+    assert "cell.json cannot be read (not yours)\n" in capsys.readouterr().err
+    assert cell_file().exists()
 
 
 def test_the_state_file_comes_back_whole_and_private() -> None:
