@@ -19,7 +19,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
-from deploy.down import Say, operating, take_down, take_down_wholly
+from deploy.down import Say, operating, own, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
@@ -28,7 +28,7 @@ from deploy.reserving import reserve
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, Topology
 from dspark.client import NoCell, find_cell
-from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
+from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
 from dspark.model.location import locate
 from dspark.runtime.config import load_config
@@ -214,7 +214,7 @@ def _refuse_second(say: Say) -> None:
         if cell_file().exists():
             raise
         return
-    if cell.ray_pid and not is_alive(cell.ray_pid):
+    if cell.ray_pid and not own(cell.ray_pid, cell.cell_id):
         say(f"clearing the state of a cluster that is gone (process {cell.ray_pid} has ended)")
         take_down(lambda _: None)
         return

@@ -39,6 +39,16 @@ def test_of_two_that_start_at_one_time_one_is_refused() -> None:
             fails()
 
 
+def test_a_cluster_whose_process_id_is_another_process_by_now_is_not_up() -> None:
+    """As after the machine has started anew."""
+    write_cell(replace(CELL, ray_pid=os.getpid()))
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"cluster\.bind"):
+        bring_up(ClusterConfig(bind="192.0.2.1"), file=None, environ={}, say=said.append)
+    assert said[0].startswith("clearing the state of a cluster that is gone")
+    assert not cell_file().exists()
+
+
 def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"cluster.bind: cannot listen on 192\.0\.2\.1:"):
         bring_up(ClusterConfig(bind="192.0.2.1", insecure=True), file=None, environ={}, say=print)
