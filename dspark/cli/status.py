@@ -81,6 +81,11 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
             f"the cluster of this state folder is gone (its process {cell.ray_pid} has ended); "
             "`dspark down` clears what is left"
         )
+    if not cell.ray_pid:
+        return Unavailable(
+            f"the coordinator at {endpoint} is unreachable ({error}): it may be restarting, or the "
+            f"Ray cluster at {cell.ray_address} may be gone"
+        )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
     return Unavailable(
         f"the coordinator at {endpoint} is unreachable ({error}), while its Ray cluster still "
