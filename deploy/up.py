@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +177,14 @@ def _serve(
         _check_wanted(cell)
         write_cell(cell)  # before the first of the cell's actors, in whosever cluster
         cluster.start_controller(cell.cell_id, topology, secrets, config, autoscale)
-        cell = as_placed(cell, await_replicas(lambda: cluster.report(cell), deadline, say))
+        report = partial(cluster.report, cell)
+        cell = as_placed(cell, await_replicas(report, deadline, say))
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:
             say(f"clients: {cell.frontends}")
         with operating(cell) as client:
-            await_lanes(client, config.verifiers, config.drafters, deadline, say)
+            await_lanes(client, report, deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 
