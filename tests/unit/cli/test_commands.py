@@ -229,6 +229,11 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),
         ("scale drafter=1", "'drafter=1' is not verify=N, draft=N"),
+        ("bench --with saved.json", "dspark: with: needs --plot\n"),
+        ("bench --plot p.jpg", "dspark: plot: p.jpg must end in one of"),
+        ("bench --concurrency 10000000", "dspark: concurrency: 10000000 is above"),
+        ("bench --openai http://127.0.0.1:9/v1", "dspark: model: say which model"),
+        ("bench --endpoint 127.0.0.1:9 --domains food", "dspark: domains: ['food'] are none of"),
         ("status --endpoint 127.0.0.1:9", "dspark: the coordinator at 127.0.0.1:9 is unreachable"),
         ("serve verify", "dspark: verify.target: required and not given\n"),
         ("up --target /no/where --drafter b", "cluster.target: /no/where is not a folder with a"),
@@ -260,7 +265,7 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
     Path("cell.yaml").write_text("cluster:\n  verifierz: 2\n")
     Path("p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     Path("file").touch()
-    wrong = words.startswith("scale")  # whatever cell there is
+    wrong = words.startswith(("scale", "bench"))  # whatever cell there is
     assert main(words.split()) == (2 if wrong else 1)
     said = capsys.readouterr()
     assert said.out == ""
