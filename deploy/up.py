@@ -34,6 +34,7 @@ from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
 from dspark.model.location import locate
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
+from dspark.runtime.process import usable_of
 from dspark.runtime.security import EVERYWHERE, Security, check_listeners, join_endpoint
 from dspark.targets import folder_of, is_imported
 
@@ -95,9 +96,7 @@ def bring_up(
     if CLIENT_TOKENS in secrets:
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     if config.address is None:  # other machines have other files
-        for role, template in topology.templates.items():
-            if most[role]:
-                Security.of(config_class(role)(**template.settings))  # reads those that are named
+        _check_processes(topology, most)
         try_journal(CoordinatorConfig(**topology.coordinator.settings))
         _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
@@ -221,6 +220,19 @@ def _refuse_second(say: Say) -> None:
         take_down(lambda _: None)
         return
     raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")
+
+
+def _check_processes(topology: Topology, most: Mapping[ProcessRole, int]) -> None:
+    """Raises ConfigError for what processes on this machine, as many of each role as there may be,
+    cannot have: files, processors, addresses."""
+    wanted: list[tuple[str, str]] = []
+    for role in filter(most.get, topology.templates):
+        config = config_class(role)(**topology.templates[role].settings)
+        if config.cpus:
+            usable_of(config.cpus, f"{role}.cpus")
+        addresses = Security.of(config).addresses(role, config, getattr(config, "http", None))
+        wanted += addresses * most[role]
+    check_listeners(wanted)
 
 
 def _find_models(settings: Mapping[str, Any], say: Say) -> None:

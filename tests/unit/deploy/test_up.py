@@ -92,6 +92,31 @@ def test_a_journal_that_cannot_be_written_is_told_before_ray_starts(
         bring_up(LOCAL, file=file, environ={}, say=print)
 
 
+@pytest.mark.parametrize(
+    ("told", "change", "said"),
+    [
+        ("coordinator: {cpus: 4000}", {}, "coordinator.cpus: 4000 is none of the processors"),
+        (
+            "frontend: {http: '127.0.0.1:28999'}",
+            {"frontends": 2},
+            "frontend.http: 127.0.0.1:28999 is what another process asks for, too",
+        ),
+        (
+            "verify: {metrics_port: 28998}\ndraft: {rounds_port: 28998}",
+            {},
+            "draft.rounds_port: 127.0.0.1:28998 is what verify.metrics_port asks for, too",
+        ),
+    ],
+)
+def test_what_processes_of_one_machine_cannot_have_is_told_before_ray_starts(
+    told: str, change: dict[str, int], said: str, tmp_path: Path, no_ray: None
+) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(told)
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        bring_up(replace(LOCAL, **change), file=file, environ={}, say=print)
+
+
 def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
