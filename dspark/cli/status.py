@@ -83,7 +83,8 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
         )
     if not cell.ray_pid:
         return Unavailable(
-            f"the coordinator at {endpoint} is unreachable ({error}): it may be restarting, or the "
+            f"the coordinator at {endpoint} is unreachable ({error}): it may be restarting, or "
+            "serve on another node by now (`dspark scale` with the present sizes finds it), or the "
             f"Ray cluster at {cell.ray_address} may be gone"
         )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
