@@ -61,7 +61,9 @@ def _status(args: argparse.Namespace) -> int:
         try:
             reply = client.status()
         except (Unavailable, Expired) as error:
-            raise _unreachable(client.endpoint, error, by_hand=args.endpoint is not None) from None
+            raise _unreachable(
+                client.coordinator, error, by_hand=args.endpoint is not None
+            ) from None
     if args.json:
         print(json.dumps(as_json(client.endpoint, reply), indent=2))
     else:

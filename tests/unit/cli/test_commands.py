@@ -202,7 +202,7 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        (True, r"127.0.0.1:9 is unreachable \(.*127.0.0.1:9.*\), while its Ray cluster still runs"),
+        (True, r"127.0.0.1:9 is unreachable \(127.0.0.1:9 .*\), while its Ray cluster still runs"),
         (None, r"the Ray cluster at 127.0.0.1:1 may be gone"),
         (False, r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
     ],
@@ -212,7 +212,7 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
 ) -> None:
     """None: its Ray cluster is another's."""
     pid = {True: os.getpid(), False: _ended_pid(), None: 0}[here]
-    write_cell(replace(CELL, ray_pid=pid))
+    write_cell(replace(CELL, ray_pid=pid, frontends="127.0.0.1:8"))
     assert main(["status"]) == 1
     assert re.search(said, capsys.readouterr().err)
 
