@@ -89,6 +89,11 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
             "serve on another node by now (`dspark scale` with the present sizes finds it), or the "
             f"Ray cluster at {cell.ray_address} may be gone"
         )
+    if cell.leaving:
+        return Unavailable(
+            f"the coordinator at {endpoint} is unreachable ({error}): a `dspark down` ends "
+            "it; if that was broken off, run it again"
+        )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
     return Unavailable(
         f"the coordinator at {endpoint} is unreachable ({error}), while its Ray cluster still "

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from deploy import down
 from deploy.service_registry import ROOMS
 from dspark import shipped
 from dspark.cli.main import main
@@ -197,6 +198,16 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
         "share/dspark/smollm2-dspark": ["models/smollm2-dspark/*"]
     }
     assert (shipped.drafter() / "config.json").is_file()
+
+
+def test_a_cell_that_a_broken_off_down_has_ended_is_not_told_to_restart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(replace(CELL, ray_pid=os.getpid()))
+    monkeypatch.setattr(down, "under_way", Mock(side_effect=KeyboardInterrupt))
+    assert main(["down"]) == 130
+    assert main(["status"]) == 1
+    assert "a `dspark down` ends it; if that was broken off" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
