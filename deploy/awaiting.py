@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from deploy.down import Say, operating
@@ -18,6 +19,7 @@ POLL_S = 0.1
 REMIND_EVERY_S = 10.0
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 TIMEOUT_S = 600.0
+Report = Callable[[], list[dict[str, Any]]]  # of a controller
 LATE = "the coordinator is up but not connected in time:"
 
 
@@ -37,9 +39,7 @@ def until_nothing(
         time.sleep(POLL_S)
 
 
-def await_replicas(
-    report: Callable[[], list[dict[str, Any]]], deadline: float, say: Say
-) -> list[dict[str, Any]]:
+def await_replicas(report: Report, deadline: float, say: Say) -> list[dict[str, Any]]:
     """Waits until every replica serves; reports every change, and now and then what is pending.
     Returns the last report; raises Unavailable when one cannot start, be placed or serve in
     time."""
@@ -103,16 +103,24 @@ def missing(status: CellStatus, verifiers: int, drafters: int) -> str:
     return waiting or lanes
 
 
-def await_lanes(client: Client, verifiers: int, drafters: int, deadline: float, say: Say) -> None:
-    """Waits until the coordinator lacks nothing; one that does not answer may come back."""
+def await_lanes(client: Client, report: Report, deadline: float, say: Say) -> tuple[int, int]:
+    """Waits until the coordinator lacks nothing of what its controller wants by now, which another
+    `dspark scale` may change meanwhile; returns the wanted (verifiers, drafters). A coordinator
+    that does not answer may come back."""
+    sizes = 0, 0
 
     def pending() -> str:
+        nonlocal sizes
+        wanted = [row["name"] for row in report() if row["phase"] != "stopping"]
+        verifiers, drafters = (sum(name.startswith(pool) for name in wanted) for pool in WORKERS)
+        sizes = verifiers, drafters
         try:
-            return missing(client.status(), verifiers, drafters)
+            return missing(client.status(), *sizes)
         except DsparkError as error:
             return str(error) or type(error).__name__
 
     until_nothing(pending, LATE, deadline, say)
+    return sizes
 
 
 def scale(
@@ -130,7 +138,8 @@ def scale(
         wanted: tuple[int, int] = cluster.resize(cell, verifiers, drafters, autoscale)
         deadline = time.monotonic() + TIMEOUT_S
         if (verifiers, drafters) != (None, None):
-            rows = await_replicas(lambda: cluster.report(cell), deadline, say)
+            report = partial(cluster.report, cell)
+            rows = await_replicas(report, deadline, say)
             with operating(as_placed(cell, rows)) as client:
-                await_lanes(client, *wanted, deadline, say)
+                wanted = await_lanes(client, report, deadline, say)
     return wanted

@@ -47,11 +47,12 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         say(f"cleared an unusable state file: {error}")
         return
     if cell.ray_pid:
+        with contextlib.suppress(DsparkError):  # a full disk must not keep the cell
+            # for a `dspark up` that still starts it, and for `dspark status`, should this break off
+            write_cell(replace(cell, leaving="yes"))
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
             _beside(grace_s)
-        with contextlib.suppress(DsparkError):  # a full disk must not keep the cell
-            write_cell(replace(cell, leaving="yes"))  # for a `dspark up` that still starts it
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id

@@ -57,7 +57,8 @@ class Probe:
             lost = error.code() is grpc.StatusCode.UNAVAILABLE
             refuses = lost and await _refuses(self.process.endpoint)
             self.misses = self.misses + 1 if refuses else 0
-            if refuses is None:  # nobody was asked, so nobody was silent
+            # nobody was asked, so nobody was silent; or a full process said so itself
+            if refuses is None or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self.heard = time.monotonic()
             if lost:  # the next channel has the certificate of the present files
                 former = self._channel

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
-from deploy.down import Say, operating, take_down, take_down_wholly
+from deploy.down import Say, operating, own, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
 from deploy.process_tags import new_cell_id
@@ -28,11 +29,12 @@ from deploy.reserving import reserve
 from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, Topology
 from dspark.client import NoCell, find_cell
-from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
+from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
 from dspark.model.location import locate
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
+from dspark.runtime.process import usable_of
 from dspark.runtime.security import EVERYWHERE, Security, check_listeners, join_endpoint
 from dspark.targets import folder_of, is_imported
 
@@ -94,9 +96,7 @@ def bring_up(
     if CLIENT_TOKENS in secrets:
         say(f"clients from elsewhere need the token in {files[CLIENT_TOKENS]}")
     if config.address is None:  # other machines have other files
-        for role, template in topology.templates.items():
-            if most[role]:
-                Security.of(config_class(role)(**template.settings))  # reads those that are named
+        _check_processes(topology, most)
         try_journal(CoordinatorConfig(**topology.coordinator.settings))
         _find_models(topology.templates[ProcessRole.VERIFY].settings, say)
     deadline = time.monotonic() + config.start_timeout_s
@@ -176,13 +176,14 @@ def _serve(
         _check_wanted(cell)
         write_cell(cell)  # before the first of the cell's actors, in whosever cluster
         cluster.start_controller(cell.cell_id, topology, secrets, config, autoscale)
-        cell = as_placed(cell, await_replicas(lambda: cluster.report(cell), deadline, say))
+        report = partial(cluster.report, cell)
+        cell = as_placed(cell, await_replicas(report, deadline, say))
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")
         if cell.frontends:
             say(f"clients: {cell.frontends}")
         with operating(cell) as client:
-            await_lanes(client, config.verifiers, config.drafters, deadline, say)
+            await_lanes(client, report, deadline, say)
     say(f"serving {cell.target} with {cell.drafter} at {cell.endpoint}")
     return cell
 
@@ -214,11 +215,24 @@ def _refuse_second(say: Say) -> None:
         if cell_file().exists():
             raise
         return
-    if cell.ray_pid and not is_alive(cell.ray_pid):
+    if cell.ray_pid and not own(cell.ray_pid, cell.cell_id):
         say(f"clearing the state of a cluster that is gone (process {cell.ray_pid} has ended)")
         take_down(lambda _: None)
         return
     raise DsparkError(f"a cluster is already up at {cell.endpoint}; `dspark down` ends it")
+
+
+def _check_processes(topology: Topology, most: Mapping[ProcessRole, int]) -> None:
+    """Raises ConfigError for what processes on this machine, as many of each role as there may be,
+    cannot have: files, processors, addresses."""
+    wanted: list[tuple[str, str]] = []
+    for role in filter(most.get, topology.templates):
+        config = config_class(role)(**topology.templates[role].settings)
+        if config.cpus:
+            usable_of(config.cpus, f"{role}.cpus")
+        addresses = Security.of(config).addresses(role, config, getattr(config, "http", None))
+        wanted += addresses * most[role]
+    check_listeners(wanted)
 
 
 def _find_models(settings: Mapping[str, Any], say: Say) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import InvalidRequest
+from dspark.errors import InvalidRequest, WrongCommand
 
 KINDS = (".png", ".svg")
 
 
 def check(path: Path) -> None:
-    """Raises InvalidRequest unless a picture can be written to `path`; called before measuring."""
+    """Raises WrongCommand for a `path` of no picture, else as `check_file`."""
     if path.suffix.lower() not in KINDS:
-        raise InvalidRequest("plot", f"{path} must end in one of {', '.join(KINDS)}")
+        raise WrongCommand(f"plot: {path} must end in one of {', '.join(KINDS)}")
     check_file("plot", path)
 
 

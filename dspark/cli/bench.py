@@ -23,7 +23,7 @@ from dspark.cli.options import (
     span_s,
     wait_s,
 )
-from dspark.errors import ConfigError, InvalidRequest
+from dspark.errors import ConfigError, InvalidRequest, WrongCommand
 
 if TYPE_CHECKING:
     from dspark.loadgen.answer import Endpoint
@@ -100,7 +100,7 @@ def _bench(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check(args.plot)
     elif args.others:
-        raise InvalidRequest("with", "needs --plot")
+        raise WrongCommand("with: needs --plot")
     if args.save is not None:
         check_file("save", args.save)
     earlier = [point for path in args.others or () for point in report.load(path)]
@@ -180,12 +180,10 @@ def _endpoints(args: argparse.Namespace) -> list[Endpoint]:
         if args.api_key_env and not key:
             raise ConfigError(f"api-key-env: {args.api_key_env} is not set")
         if not args.model:
-            raise InvalidRequest(
-                "model", "say which model the OpenAI-style server is to be asked for"
-            )
+            raise WrongCommand("model: say which model the OpenAI-style server is to be asked for")
         if args.rule or policies != [""]:
-            raise InvalidRequest(
-                "policy", "policies and rules are this project's; an OpenAI-style server has none"
+            raise WrongCommand(
+                "policy: policies and rules are this project's; an OpenAI-style server has none"
             )
         return [OpenAiEndpoint(args.openai, args.model, sampling, api_key=key)]
     _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
@@ -205,9 +203,7 @@ async def _questions(args: argparse.Namespace, endpoint: Endpoint) -> list[Quest
         return prompts.from_file(args.prompts)
     domains = [part.strip() for part in args.domains.split(",")]
     if unknown := set(domains) - set(prompts.DOMAINS):
-        raise InvalidRequest(
-            "domains", f"{sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}"
-        )
+        raise WrongCommand(f"domains: {sorted(unknown)} are none of {', '.join(prompts.DOMAINS)}")
     info = await endpoint.model_info() if isinstance(endpoint, GrpcEndpoint) else None
     if args.input_len is not None:
         if info is not None and args.input_len + args.output_len > info.context_length:
@@ -218,8 +214,8 @@ async def _questions(args: argparse.Namespace, endpoint: Endpoint) -> list[Quest
             raise InvalidRequest("input-len", told)
         vocabulary = args.vocabulary or (info.vocab_size if info else 0)
         if not vocabulary:
-            raise InvalidRequest(
-                "vocabulary", "say how many token ids the model of the OpenAI-style server has"
+            raise WrongCommand(
+                "vocabulary: say how many token ids the model of the OpenAI-style server has"
             )
         return prompts.random_ids(RANDOM_PROMPTS, args.input_len, vocabulary, args.seed)
     if info is not None and not info.has_tokenizer:

@@ -173,6 +173,11 @@ def _load(folder: Path) -> _Pair | None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if not (folder / "ca.key").exists():
+        if (folder / "ca.crt").exists():  # a new one in its place would end every cell that has it
+            raise ConfigError(
+                f"{folder}: ca.crt is there and ca.key, which signs, is not; bring it back, or "
+                "name another folder for a new authority"
+            )
         return None
     try:
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
@@ -185,6 +190,11 @@ def _load(folder: Path) -> _Pair | None:
         )
     if certificate.public_key() != key.public_key():
         raise ConfigError(f"{folder}: ca.key is not the key of ca.crt")
+    if (ended := certificate.not_valid_after_utc) < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"{folder}: ca.crt ended on {ended:%Y-%m-%d}, and so has all that it signs; name "
+            "another folder for a new authority"
+        )
     return _Pair(certificate, key)
 
 

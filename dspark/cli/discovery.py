@@ -54,21 +54,20 @@ def groups(reply: CellStatus, asked: str) -> Groups:
 
 
 def _discover(args: argparse.Namespace) -> int:
-    from dspark.client.cell import whom_to_call
+    def ask() -> Groups:
+        # anew each time: a cell that is started again has other addresses, and other certificates
+        with open_client(args) as client:
+            return groups(client.status(), client.coordinator)
 
-    with open_client(args) as client:
-        _, asked, _, _ = whom_to_call(args.endpoint, None, None)
-        if args.serve is None:
-            print(json.dumps(groups(client.status(), asked), indent=2))
-            return 0
-        server = serve(args.serve, lambda: groups(client.status(), asked))
-        print(
-            f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True
-        )
-        try:
-            threading.Event().wait()
-        finally:
-            server.close()
+    if args.serve is None:
+        print(json.dumps(ask(), indent=2))
+        return 0
+    server = serve(args.serve, ask)
+    print(f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True)
+    try:
+        threading.Event().wait()
+    finally:
+        server.close()
     return 0
 
 

@@ -63,6 +63,8 @@ def _logs(args: argparse.Namespace) -> int:
     for line in lines[-args.lines :] if args.lines else lines:
         _show(line, raw=args.json)
     while args.follow:
+        if not Path(cell.ray_dir).is_dir():
+            raise DsparkError(f"{cell.ray_dir} is gone: `dspark down` has ended this cluster")
         time.sleep(POLL_S)
         for line in tails.new():
             _show(line, raw=args.json)

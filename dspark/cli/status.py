@@ -61,7 +61,9 @@ def _status(args: argparse.Namespace) -> int:
         try:
             reply = client.status()
         except (Unavailable, Expired) as error:
-            raise _unreachable(client.endpoint, error, by_hand=args.endpoint is not None) from None
+            raise _unreachable(
+                client.coordinator, error, by_hand=args.endpoint is not None
+            ) from None
     if args.json:
         print(json.dumps(as_json(client.endpoint, reply), indent=2))
     else:
@@ -80,6 +82,17 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
         return Unavailable(
             f"the cluster of this state folder is gone (its process {cell.ray_pid} has ended); "
             "`dspark down` clears what is left"
+        )
+    if not cell.ray_pid:
+        return Unavailable(
+            f"the coordinator at {endpoint} is unreachable ({error}): it may be restarting, or "
+            "serve on another node by now (`dspark scale` with the present sizes finds it), or the "
+            f"Ray cluster at {cell.ray_address} may be gone"
+        )
+    if cell.leaving:
+        return Unavailable(
+            f"the coordinator at {endpoint} is unreachable ({error}): a `dspark down` ends "
+            "it; if that was broken off, run it again"
         )
     logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
     return Unavailable(

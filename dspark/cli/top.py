@@ -34,26 +34,30 @@ def _top(args: argparse.Namespace) -> int:
     from deploy.load_report import LoadWindow
 
     every, window = max(args.every, 0.1), LoadWindow(WINDOW_S)
-    with open_client(args) as client:
-        window.add(time.monotonic(), client.status())
-        if args.once:
-            time.sleep(every)
+
+    def look() -> list[str]:
+        # anew each time: a cell that is started again has other addresses
+        with open_client(args) as client:
             window.add(time.monotonic(), client.status())
-            print(*frame(window, client.endpoint), sep="\n")
-            return 0
+            return frame(window, client.endpoint)
 
-        from rich.live import Live
-        from rich.text import Text
+    look()
+    if args.once:
+        time.sleep(every)
+        print(*look(), sep="\n")
+        return 0
 
-        with Live(screen=sys.stdout.isatty(), auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
-                try:
-                    window.add(time.monotonic(), client.status())
-                    lines = frame(window, client.endpoint)
-                except (Unavailable, Expired) as error:
-                    lines = [f"{error}; trying again"]
-                live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(screen=sys.stdout.isatty(), auto_refresh=False) as live:
+        while True:
+            time.sleep(every)
+            try:
+                lines = look()
+            except (Unavailable, Expired) as error:
+                lines = [f"{error}; trying again"]
+            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
 
 
 def frame(window: LoadWindow, endpoint: str) -> list[str]:

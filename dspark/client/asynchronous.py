@@ -99,7 +99,9 @@ class AsyncClient(BaseClient[AsyncStream]):
         """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
         has one."""
         return read_status(
-            await self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
+            await self._once(
+                self._control.GetStatus, control_pb2.GetStatusRequest(), timeout, self.coordinator
+            )
         )
 
     async def explain(
@@ -112,7 +114,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         )
         call = self._begin(self._control.Explain, message, timeout)
         try:
-            with _errors_of(self.endpoint):
+            with _errors_of(self.coordinator):
                 async for told in call:
                     yield copied(RoundExplanation, told)
         finally:
@@ -126,7 +128,7 @@ class AsyncClient(BaseClient[AsyncStream]):
         message = control_pb2.GetEndedRequest(
             request_id=text_of("request_id", request_id), most=count_of("most", most)
         )
-        reply = await self._once(self._control.GetEnded, message, timeout)
+        reply = await self._once(self._control.GetEnded, message, timeout, self.coordinator)
         return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
     async def close(self) -> None:
@@ -134,8 +136,10 @@ class AsyncClient(BaseClient[AsyncStream]):
         await self._channel.close()
         await self._operator.close()
 
-    async def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
-        with _errors_of(self.endpoint):
+    async def _once(
+        self, method: Callable[..., Any], message: Any, timeout: float, at: str = ""
+    ) -> Any:
+        with _errors_of(at or self.endpoint):
             return await self._begin(method, message, timeout)
 
     async def __aenter__(self) -> Self:

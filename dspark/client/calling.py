@@ -36,13 +36,16 @@ class BaseClient(Generic[S]):
     def __init__(
         self, endpoint: str | None = None, *, token: str | None = None, tls: Tls | None = None
     ) -> None:
-        self.endpoint, operator, token, tls = whom_to_call(endpoint, token, tls)
+        # `coordinator` answers operators, `endpoint` clients
+        self.endpoint, self.coordinator, token, tls = whom_to_call(endpoint, token, tls)
         self._metadata = auth_metadata(token)
         self._channel = self._open(self.endpoint, tls=tls, service_config=SERVICE_CONFIG)
         self._generation = generate_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         # Front ends do not serve operators' calls: these go to the coordinator.
         self._operator = (
-            self._channel if operator == self.endpoint else self._open(operator, tls=tls)
+            self._channel
+            if self.coordinator == self.endpoint
+            else self._open(self.coordinator, tls=tls)
         )
         self._control = control_pb2_grpc.ControlStub(self._operator)  # type: ignore[no-untyped-call]
 

@@ -91,7 +91,8 @@ def cell_file() -> Path:
 
 
 def find_cell() -> Cell:
-    """Reads the running cell from the state file; raises NoCell with a sentence why not."""
+    """Reads the running cell from the state file; raises NoCell with a sentence why not, and
+    another DsparkError where the file may not be read."""
     path = cell_file()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +100,9 @@ def find_cell() -> Cell:
         raise NoCell(
             f"no cluster is running here (looked for {path}); start one with `dspark up`"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:  # it may name a cell that runs
+        raise DsparkError(f"{path} cannot be read ({in_short(error)})") from None
+    except (ValueError, RecursionError) as error:
         raise NoCell(
             f"{path} cannot be read ({in_short(error)}); `dspark down` clears it"
         ) from None

@@ -82,7 +82,9 @@ class Client(BaseClient[Stream]):
         """The state of the whole cell, from its coordinator. Needs the operator's token if the cell
         has one."""
         return read_status(
-            self._once(self._control.GetStatus, control_pb2.GetStatusRequest(), timeout)
+            self._once(
+                self._control.GetStatus, control_pb2.GetStatusRequest(), timeout, self.coordinator
+            )
         )
 
     def explain(
@@ -98,7 +100,7 @@ class Client(BaseClient[Stream]):
             for told in call:
                 yield copied(RoundExplanation, told)
         except grpc.RpcError as error:
-            raise read_error(error, self.endpoint) from None
+            raise read_error(error, self.coordinator) from None
         finally:
             call.cancel()
 
@@ -110,7 +112,7 @@ class Client(BaseClient[Stream]):
         message = control_pb2.GetEndedRequest(
             request_id=text_of("request_id", request_id), most=count_of("most", most)
         )
-        reply = self._once(self._control.GetEnded, message, timeout)
+        reply = self._once(self._control.GetEnded, message, timeout, self.coordinator)
         return tuple(copied(EndedAnswer, one) for one in reply.answers)
 
     def close(self) -> None:
@@ -118,11 +120,11 @@ class Client(BaseClient[Stream]):
         self._channel.close()
         self._operator.close()
 
-    def _once(self, method: Callable[..., Any], message: Any, timeout: float) -> Any:
+    def _once(self, method: Callable[..., Any], message: Any, timeout: float, at: str = "") -> Any:
         try:
             return self._begin(method, message, timeout)
         except grpc.RpcError as error:
-            raise read_error(error, self.endpoint) from None
+            raise read_error(error, at or self.endpoint) from None
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from dspark.errors import DsparkError, Expired, InvalidRequest
+from dspark.errors import DsparkError, Expired, InvalidRequest, WrongCommand
 from dspark.loadgen.answer import Endpoint, MeasuredAnswer
 from dspark.loadgen.prompts import Question
 from dspark.progress import progress
@@ -50,16 +50,16 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         if (self.concurrency > 0) == (self.rate > 0):
-            raise InvalidRequest("concurrency", "give either a concurrency or a rate, above 0")
+            raise WrongCommand("concurrency: give either a concurrency or a rate, above 0")
         if self.concurrency > MOST_USERS:
-            raise InvalidRequest("concurrency", f"{self.concurrency} is above {MOST_USERS}")
+            raise WrongCommand(f"concurrency: {self.concurrency} is above {MOST_USERS}")
         if max(self.requests, self.rate * self.duration_s) + self.warmup > MOST_REQUESTS:
-            raise InvalidRequest("requests", f"more than {MOST_REQUESTS} at one point")
+            raise WrongCommand(f"requests: more than {MOST_REQUESTS} at one point")
         if self.requests <= 0 and self.duration_s <= 0:
-            raise InvalidRequest("requests", "give a number of requests, a duration or both")
+            raise WrongCommand("requests: give a number of requests, a duration or both")
         if self.duration_s and 0 < self.rate * self.duration_s < 1:
             # its warm-up, too, could take for ever
-            raise InvalidRequest("rate", f"{self.rate:g} is no request in {self.duration_s:g} s")
+            raise WrongCommand(f"rate: {self.rate:g} is no request in {self.duration_s:g} s")
 
 
 @dataclass

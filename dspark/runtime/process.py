@@ -102,15 +102,9 @@ def parse_cpus(text: str, key: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def keep_to(text: str, key: str) -> None:
-    """Pins this process, with the threads it has and will have, to a list of processors; an empty
-    text changes nothing.
-
-    Raises ConfigError naming `key` for a text that is no list, for processors that this process may
-    not use, and where the platform cannot pin.
-    """
-    if not text:
-        return
+def usable_of(text: str, key: str) -> frozenset[int]:
+    """As `parse_cpus`. Raises ConfigError too for processors that this process may not use, and
+    where the platform cannot pin."""
     may, wanted = usable(), parse_cpus(text, key)
     if not may:
         raise ConfigError(f"{key}: this platform cannot keep a process to processors")
@@ -119,6 +113,15 @@ def keep_to(text: str, key: str) -> None:
         raise ConfigError(
             f"{key}: {missing[0]} is none of the processors this process may use ({listed})"
         )
+    return wanted
+
+
+def keep_to(text: str, key: str) -> None:
+    """Pins this process, with the threads it has and will have, to a list of processors; an empty
+    text changes nothing. Raises ConfigError as `usable_of`."""
+    if not text:
+        return
+    wanted = usable_of(text, key)
     for task in TASKS.iterdir():
         try:
             os.sched_setaffinity(int(task.name), wanted)

@@ -265,19 +265,25 @@ class Security:
         wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
 
-    def check_addresses(self, section: str, config: ListenConfig, http: str | None = None) -> None:
-        """Raises ConfigError, by setting, for an address of a process with this configuration
-        that strangers could reach without credentials, or that cannot be had."""
+    def addresses(
+        self, section: str, config: ListenConfig, http: str | None = None
+    ) -> list[tuple[str, str]]:
+        """(setting, host:port) of every listener of a process with this configuration."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
         page = None if port is None else join_endpoint(host, port)
         rounds: int | None = getattr(config, "rounds_port", None)  # of drafters
         own = None if rounds is None else join_endpoint(split_endpoint(config.bind)[0], rounds)
         wanted = {"bind": config.bind, "metrics_port": page, "rounds_port": own, "http": http}
-        for key, endpoint in wanted.items():
-            if endpoint is not None:
-                self.check_bind(endpoint, f"{section}.{key}")
-        check_listeners((f"{section}.{key}", endpoint) for key, endpoint in wanted.items())
+        return [(f"{section}.{key}", endpoint) for key, endpoint in wanted.items() if endpoint]
+
+    def check_addresses(self, section: str, config: ListenConfig, http: str | None = None) -> None:
+        """Raises ConfigError, by setting, for an address of a process with this configuration
+        that strangers could reach without credentials, or that cannot be had."""
+        wanted = self.addresses(section, config, http)
+        for key, endpoint in wanted:
+            self.check_bind(endpoint, key)
+        check_listeners(wanted)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """TLS credentials of gRPC listeners; None: plaintext."""
@@ -380,7 +386,8 @@ def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
         if not port:
             continue
         if (host, port) in taken:
-            raise ConfigError(f"{key}: {endpoint} is what {taken[host, port]} asks for, too")
+            other = taken[host, port] if taken[host, port] != key else "another process"
+            raise ConfigError(f"{key}: {endpoint} is what {other} asks for, too")
         taken[host, port] = key
         _try(key, endpoint, host, port)
 

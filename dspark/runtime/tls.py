@@ -119,6 +119,7 @@ class Tls:
         kept.value.sni_callback = greeted
         return kept.value
 
+    @_still_there()
     def _context(self, ask_peers: bool) -> ssl.SSLContext:
         """A TLS context with the files as they are now."""
         self.check(server=True)
@@ -164,6 +165,7 @@ class Tls:
             if server:
                 self._try(self.cert)
 
+    @_still_there()
     def check_shared(self, name: str, *, ask_peers: bool) -> None:
         """Raises ConfigError by key for files that processes which all have these would refuse of
         each other. name: the one they expect; empty if it is not known. ask_peers: callers

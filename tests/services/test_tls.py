@@ -8,6 +8,7 @@ import ssl
 import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.cli import certificates
@@ -301,28 +303,38 @@ def test_files_that_are_no_certificates_are_refused(
 @pytest.mark.parametrize("file", ["ca.crt", "node.crt"])
 @pytest.mark.parametrize("step", ["load_verify_locations", "load_cert_chain"])
 @pytest.mark.parametrize("change", [Authority.spoil, Authority.remove])
+@pytest.mark.parametrize(
+    ("ask", "before"),  # how many times the step is done well
+    [
+        (partial(Tls.check, server=True), 0),
+        (partial(Tls.check_shared, name="", ask_peers=True), 3),
+        (partial(Tls.server_context, ask_peers=True), 3),
+    ],
+)
 def test_a_file_that_changes_while_it_is_read_is_refused_like_one_that_does_not_fit(
     tmp_path: Path,
     file: str,
     step: str,
     change: Callable[[Authority, str], None],
+    ask: Callable[[Tls], object],
+    before: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever keeps a connection tries again then, and ends by any other error."""
     ours = Authority(tmp_path)
-    real, changed = getattr(ssl.SSLContext, step), list[str]()
+    real, done = getattr(ssl.SSLContext, step), list[str]()
 
     def read(context: ssl.SSLContext, *told: Any, **more: Any) -> None:
         real(context, *told, **more)
-        if not changed:
+        if len(done) == before:
             change(ours, file)
-            changed.append(file)
+        done.append(file)
         real(context, *told, **more)
 
     monkeypatch.setattr(ssl.SSLContext, step, read)
     with contextlib.suppress(ConfigError):
-        ours.tls().check(server=True)
-    assert changed
+        ask(ours.tls())
+    assert len(done) > before
 
 
 @pytest.mark.parametrize("name", ["client-acme", "operator", "ca"])
@@ -371,7 +383,11 @@ def test_a_certificate_with_openssls_own_marks_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_of_another_authority_than_it_believes_is_warned_of(
-    ours: Authority, theirs: Authority, caplog: pytest.LogCaptureFixture
+    ours: Authority,
+    theirs: Authority,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may be meant: callers of one authority, and a server's certificate of a public one."""
     settings = {**ours.settings(), "tls_ca": theirs.path("ca.crt")}
@@ -380,6 +396,10 @@ def test_a_process_of_another_authority_than_it_believes_is_warned_of(
     assert not caplog.records
     Security.of(ListenConfig(**settings))
     assert "node.crt is refused as a server's" in caplog.text
+    purposes = ExtendedKeyUsageOID
+    monkeypatch.setattr(purposes, "CLIENT_AUTH", purposes.SERVER_AUTH)
+    Security.of(ListenConfig(**Authority(tmp_path).settings()))
+    assert "node.crt is refused as a client's" in caplog.text
 
 
 @pytest.mark.parametrize("days", [-2, 2])

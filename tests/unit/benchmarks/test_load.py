@@ -14,7 +14,7 @@ import pytest
 from dspark.cli import bench
 from dspark.cli.main import build_parser
 from dspark.client import Options, Speculation
-from dspark.errors import InvalidRequest, Overloaded
+from dspark.errors import InvalidRequest, Overloaded, WrongCommand
 from dspark.loadgen import prompts, report
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
@@ -213,7 +213,7 @@ def test_speculation_is_averaged_over_rounds_or_read_off_the_counters() -> None:
     ],
 )
 def test_a_plan_of_too_little_or_too_much_is_refused(wrong: dict[str, float], field: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+    with pytest.raises(WrongCommand, match=f"^{field}: "):
         LoadPlan(**wrong)  # type: ignore[arg-type]
 
 
@@ -292,8 +292,8 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     assert "2 users" in shown
     assert "errors" not in shown
     assert "errors" in report.table([*points, points[0] | {"errors": {"Overloaded": 3}}])
-    for name in ("p.jpg", "nowhere/p.svg"):
-        with pytest.raises(InvalidRequest, match="plot"):
+    for name, kind in (("p.jpg", WrongCommand), ("nowhere/p.svg", InvalidRequest)):
+        with pytest.raises(kind, match="plot"):
             check(tmp_path / name)
     with pytest.raises(InvalidRequest, match=r"save: .*cannot be written: Is a directory"):
         check_file("save", tmp_path)

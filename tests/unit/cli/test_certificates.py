@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from dspark.cli import certificates
 from dspark.cli.certificates import issue
 from dspark.cli.main import main
 from dspark.errors import ConfigError
@@ -38,6 +39,20 @@ def test_a_file_of_the_authority_that_is_gone_is_named_once(
     (tmp_path / "ca.crt").unlink()
     assert main(["certificates", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"dspark: {tmp_path}/ca.crt: No such file or directory\n"
+
+
+def test_an_authority_that_cannot_sign_is_neither_used_nor_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "CA_DAYS", 0)
+    key, crt, *_ = issue(tmp_path, hosts=[], tenants=[], days=1)
+    before = crt.read_bytes()
+    with pytest.raises(ConfigError, match=r"ca\.crt ended on 20\d\d-\d\d-\d\d"):
+        issue(tmp_path, hosts=[], tenants=[], days=1)
+    key.unlink()  # to keep it away from the cell
+    with pytest.raises(ConfigError, match=r"ca\.crt is there and ca\.key, which signs, is not"):
+        issue(tmp_path, hosts=[], tenants=[], days=1)
+    assert crt.read_bytes() == before
 
 
 def test_an_authority_of_another_kind_is_not_taken_for_one_whose_files_do_not_match(

@@ -8,9 +8,11 @@ import sys
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from deploy import down
 from deploy.service_registry import ROOMS
 from dspark import shipped
 from dspark.cli.main import main
@@ -136,10 +138,15 @@ def test_a_broken_state_file_is_named_and_down_clears_it(
     assert not cell_file().exists()
 
 
-def test_a_folder_in_place_of_the_state_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    cell_file().mkdir()
+def test_a_state_file_that_this_user_may_not_read_is_told_and_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cell may run."""
+    write_cell(CELL)
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "not yours")))
     assert main(["down"]) == 1
-    assert "this state folder cannot be written" in capsys.readouterr().err
+    assert "cell.json cannot be read (not yours)\n" in capsys.readouterr().err
+    assert cell_file().exists()
 
 
 def test_the_state_file_comes_back_whole_and_private() -> None:
@@ -193,17 +200,30 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
     assert (shipped.drafter() / "config.json").is_file()
 
 
+def test_a_cell_that_a_broken_off_down_has_ended_is_not_told_to_restart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(replace(CELL, ray_pid=os.getpid()))
+    monkeypatch.setattr(down, "under_way", Mock(side_effect=KeyboardInterrupt))
+    assert main(["down"]) == 130
+    assert main(["status"]) == 1
+    assert "a `dspark down` ends it; if that was broken off" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        (True, r"127.0.0.1:9 is unreachable \(.*127.0.0.1:9.*\), while its Ray cluster still runs"),
+        (True, r"127.0.0.1:9 is unreachable \(127.0.0.1:9 .*\), while its Ray cluster still runs"),
+        (None, r"the Ray cluster at 127.0.0.1:1 may be gone"),
         (False, r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
     ],
 )
 def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
-    here: bool, said: str, capsys: pytest.CaptureFixture[str]
+    here: bool | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_cell(replace(CELL, ray_pid=os.getpid() if here else _ended_pid()))
+    """None: its Ray cluster is another's."""
+    pid = {True: os.getpid(), False: _ended_pid(), None: 0}[here]
+    write_cell(replace(CELL, ray_pid=pid, frontends="127.0.0.1:8"))
     assert main(["status"]) == 1
     assert re.search(said, capsys.readouterr().err)
 
@@ -220,6 +240,11 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),
         ("scale drafter=1", "'drafter=1' is not verify=N, draft=N"),
+        ("bench --with saved.json", "dspark: with: needs --plot\n"),
+        ("bench --plot p.jpg", "dspark: plot: p.jpg must end in one of"),
+        ("bench --concurrency 10000000", "dspark: concurrency: 10000000 is above"),
+        ("bench --openai http://127.0.0.1:9/v1", "dspark: model: say which model"),
+        ("bench --endpoint 127.0.0.1:9 --domains food", "dspark: domains: ['food'] are none of"),
         ("status --endpoint 127.0.0.1:9", "dspark: the coordinator at 127.0.0.1:9 is unreachable"),
         ("serve verify", "dspark: verify.target: required and not given\n"),
         ("up --target /no/where --drafter b", "cluster.target: /no/where is not a folder with a"),
@@ -251,7 +276,7 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
     Path("cell.yaml").write_text("cluster:\n  verifierz: 2\n")
     Path("p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     Path("file").touch()
-    wrong = words.startswith("scale")  # whatever cell there is
+    wrong = words.startswith(("scale", "bench"))  # whatever cell there is
     assert main(words.split()) == (2 if wrong else 1)
     said = capsys.readouterr()
     assert said.out == ""

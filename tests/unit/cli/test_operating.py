@@ -7,14 +7,16 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from deploy import up
 from deploy.load_report import LoadWindow
-from dspark.cli import extras
+from dspark.cli import discovery, extras, top
 from dspark.cli.checks import Finding, Level, cluster, machine
 from dspark.cli.checks import pair as pair_checks
 from dspark.cli.discovery import groups, serve
@@ -214,6 +216,35 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
             caught.value.close()
     finally:
         server.close()
+
+
+def test_targets_are_those_of_the_cell_that_is_there_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = Mock(side_effect=ConfigError("enough is known"))
+    monkeypatch.setattr(discovery, "serve", served)
+    for endpoint in ("127.0.0.1:9", "127.0.0.1:8"):
+        write_cell(replace(CELL, endpoint=endpoint))
+        main(["sd", "--serve", "127.0.0.1:0"])
+        with pytest.raises(Unavailable, match=f"^{endpoint} "):
+            served.call_args_list[0].args[1]()
+
+
+def test_top_looks_at_the_cell_that_is_there_by_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [Mock(endpoint=f"cell:{number}", status=lambda: CellStatus()) for number in (1, 2)]
+    monkeypatch.setattr(top, "open_client", lambda _: nullcontext(cells.pop(0)))
+    assert main(["top", "--once", "--every", "0.1"]) == 0
+    assert "at cell:2" in capsys.readouterr().out
+
+
+def test_logs_are_not_followed_beyond_their_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path / "gone")))
+    assert main(["logs", "-f"]) == 1
+    assert f"dspark: {tmp_path}/gone is gone: `dspark down`" in capsys.readouterr().err
 
 
 def test_a_frame_shows_rates_of_the_window() -> None:

@@ -31,14 +31,15 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
         _row("verify/0", "new:5"),
     ]
     ray = SimpleNamespace(resize=lambda *_: (2, 1), report=lambda _: rows)
-    asked: list[tuple[Any, ...]] = []
+    waits = Mock(return_value=(1, 1))
     monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
     monkeypatch.setattr(awaiting, "operating", nullcontext)
-    monkeypatch.setattr(awaiting, "await_lanes", lambda *words: asked.append(words))
-    assert awaiting.scale(2, None, None, lambda _: None) == (2, 1)
+    monkeypatch.setattr(awaiting, "await_lanes", waits)
+    assert awaiting.scale(2, None, None, lambda _: None) == (1, 1)
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
-    assert asked[0][:3] == (cell, 2, 1)
+    client, report, *_ = waits.call_args.args
+    assert (client, report()) == (cell, rows)
 
 
 VERIFIER, DRAFTER = (
@@ -71,10 +72,23 @@ def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
     monkeypatch.setattr(awaiting, "REMIND_EVERY_S", 0.0)
     told: list[str] = []
     client: Any = Mock(status=Mock(side_effect=[Unavailable("nobody there"), CONNECTED, CONNECTED]))
-    awaiting.await_lanes(client, 1, 1, float("inf"), told.append)
+    names = ["coordinator/0", "verify/0", "draft/0"]
+
+    def report() -> list[dict[str, Any]]:
+        return [*map(_row, names), _row("draft/1", phase="stopping")]
+
+    assert awaiting.await_lanes(client, report, float("inf"), told.append) == (1, 1)
     assert told == ["still waiting: nobody there"]
+    names.append("verify/1")
     with pytest.raises(Unavailable, match="not connected in time: 1 of 2 lanes"):
-        awaiting.await_lanes(client, 2, 1, 0.0, told.append)
+        awaiting.await_lanes(client, report, 0.0, told.append)
+
+
+def test_sizes_that_another_command_changes_meanwhile_are_waited_for() -> None:
+    wanted = [[_row("verify/0"), _row("draft/0")][:count] for count in (1, 2)]
+    client: Any = Mock(status=Mock(return_value=CONNECTED))
+    report = Mock(side_effect=wanted)
+    assert awaiting.await_lanes(client, report, float("inf"), lambda _: None) == (1, 1)
 
 
 def test_every_address_of_a_replica_is_told() -> None:

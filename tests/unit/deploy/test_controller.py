@@ -170,12 +170,14 @@ def cell(make: Make) -> Cell:
 async def test_a_lost_drafter_is_replaced_with_a_new_incarnation_and_announced(cell: Cell) -> None:
     await cell.run()
     await cell.told("draft/1")
-    before = cell.listener.told[-1]["draft/1"]
+    before, former = cell.listener.told[-1]["draft/1"], cell.controller._running["draft/1"]
     await cell.fleet.crash("draft/1")
     await until(lambda: cell.listener.told[-1].get("draft/1", before) != before)
     assert cell.fleet.started.count("draft/1") == 2
     assert cell.fleet.started.count("draft/0") == 1, "nobody else is touched"
     assert "draft/1" in cell.fleet.ended, "the dead one is put away before its successor starts"
+    with pytest.raises(grpc.aio.UsageError, match="closed"):  # nothing of it is left open
+        await former.look()
 
 
 async def test_an_announcement_that_fails_is_made_again_and_a_good_one_repeated(cell: Cell) -> None:
@@ -316,6 +318,10 @@ async def test_a_worker_that_leaves_is_announced_as_draining_until_nobody_needs_
     )
     assert "draft/1" in cell.fleet.servers, "it has sequences, so it stays"
     assert "draft/1" in cell.listener.told[-1], "and the coordinator keeps its connection"
+    await cell.fleet.crash("draft/1")
+    before = len(cell.listener.told)
+    await until(lambda: len(cell.listener.told) > before + 3)
+    assert "draft/1" not in cell.fleet.ended, "nobody watches who leaves"
     cell.listener.needed.clear()
     await until(lambda: "draft/1" not in cell.fleet.servers)
     await until(lambda: "draft/1" not in cell.listener.told[-1])

@@ -94,10 +94,19 @@ async def test_want_of_descriptors_and_silence_are_no_refusals(
     await looking.close()
 
 
-async def test_who_answers_is_heard_and_has_missed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = grpc.aio.AioRpcError(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata()
+)
+
+
+@pytest.mark.parametrize("answer", [None, FULL])
+async def test_who_answers_is_heard_and_has_missed_nothing(
+    answer: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even that it has no room for another call."""
     looking = Probe(NOBODY, "")
     looking.misses, looking.heard = 1, 0.0
-    monkeypatch.setattr(looking._stub, "Check", AsyncMock())
+    monkeypatch.setattr(looking._stub, "Check", AsyncMock(side_effect=answer))
     await looking.look()
     assert looking.misses == 0 < looking.heard
     await looking.close()

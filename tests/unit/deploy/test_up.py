@@ -39,6 +39,16 @@ def test_of_two_that_start_at_one_time_one_is_refused() -> None:
             fails()
 
 
+def test_a_cluster_whose_process_id_is_another_process_by_now_is_not_up() -> None:
+    """As after the machine has started anew."""
+    write_cell(replace(CELL, ray_pid=os.getpid()))
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"cluster\.bind"):
+        bring_up(ClusterConfig(bind="192.0.2.1"), file=None, environ={}, say=said.append)
+    assert said[0].startswith("clearing the state of a cluster that is gone")
+    assert not cell_file().exists()
+
+
 def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"cluster.bind: cannot listen on 192\.0\.2\.1:"):
         bring_up(ClusterConfig(bind="192.0.2.1", insecure=True), file=None, environ={}, say=print)
@@ -80,6 +90,31 @@ def test_a_journal_that_cannot_be_written_is_told_before_ray_starts(
     file.write_text(f"coordinator: {{journal: {taken / 'journal'}}}")
     with pytest.raises(ConfigError, match=r"^coordinator\.journal: .*/taken/journal: Not a direct"):
         bring_up(LOCAL, file=file, environ={}, say=print)
+
+
+@pytest.mark.parametrize(
+    ("told", "change", "said"),
+    [
+        ("coordinator: {cpus: 4000}", {}, "coordinator.cpus: 4000 is none of the processors"),
+        (
+            "frontend: {http: '127.0.0.1:28999'}",
+            {"frontends": 2},
+            "frontend.http: 127.0.0.1:28999 is what another process asks for, too",
+        ),
+        (
+            "verify: {metrics_port: 28998}\ndraft: {rounds_port: 28998}",
+            {},
+            "draft.rounds_port: 127.0.0.1:28998 is what verify.metrics_port asks for, too",
+        ),
+    ],
+)
+def test_what_processes_of_one_machine_cannot_have_is_told_before_ray_starts(
+    told: str, change: dict[str, int], said: str, tmp_path: Path, no_ray: None
+) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(told)
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        bring_up(replace(LOCAL, **change), file=file, environ={}, say=print)
 
 
 def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
