@@ -28,7 +28,7 @@ from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import Policy, parse_policy
-from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Servicer, Shell

@@ -15,8 +15,8 @@ from typing import Any
 from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
+from dspark.runtime.addresses import EVERYWHERE, join_endpoint, split_endpoint
 from dspark.runtime.identity import DEFAULT_CELL, put_token, state_dir
-from dspark.runtime.security import EVERYWHERE, join_endpoint, split_endpoint
 from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import configure_logging
 

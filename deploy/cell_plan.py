@@ -21,9 +21,7 @@ from deploy.topology import POOLS, ProcessRole, Topology, desired, sizes_of, thr
 from dspark import shipped
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.rounds.policy import parse_policy
-from dspark.runtime.config import load_config
-from dspark.runtime.identity import state_dir
-from dspark.runtime.security import (
+from dspark.runtime.addresses import (
     EVERYWHERE,
     check_listeners,
     is_loopback,
@@ -31,6 +29,8 @@ from dspark.runtime.security import (
     plain_host,
     split_endpoint,
 )
+from dspark.runtime.config import load_config
+from dspark.runtime.identity import state_dir
 from dspark.runtime.tls import Tls
 from dspark.synthetic.spec import load_spec
 from dspark.targets import check_model

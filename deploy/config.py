@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from dspark.errors import ConfigError
+from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.identity import DEFAULT_CELL
 from dspark.runtime.listen_config import ENGINES
-from dspark.runtime.security import split_endpoint
 from dspark.runtime.setting import check_settings, setting
 
 MOST = 4096  # processes of a pool

@@ -22,8 +22,8 @@ from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.channel import health_of, sync_channel
-from dspark.runtime.security import split_endpoint
 
 Say = Callable[[str], None]
 

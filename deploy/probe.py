@@ -21,8 +21,8 @@ from deploy.topology import ProcessRole
 from dspark.client.errors import read_error
 from dspark.client.status import CellStatus, read_status
 from dspark.errors import ConfigError
+from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.runtime.security import split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 

@@ -22,9 +22,9 @@ from deploy.process_tags import VARIABLE
 from dspark.client import find_cell
 from dspark.client.cell import Cell
 from dspark.errors import DsparkError, WrongCommand
+from dspark.runtime.addresses import is_loopback, split_endpoint
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.identity import state_dir
-from dspark.runtime.security import is_loopback, split_endpoint
 
 ASK_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0

@@ -32,10 +32,11 @@ from dspark.client import NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import CheckpointError, ConfigError, DsparkError, Unavailable
 from dspark.model.location import locate
+from dspark.runtime.addresses import EVERYWHERE, check_listeners, join_endpoint
 from dspark.runtime.config import load_config
 from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.process import usable_of
-from dspark.runtime.security import EVERYWHERE, Security, check_listeners, join_endpoint
+from dspark.runtime.security import Security
 from dspark.targets import folder_of, is_imported
 
 ENDED = "`dspark down` ended the cell while it started"

@@ -16,8 +16,8 @@ from draft_service.rounds import Rounds
 from draft_service.rounds_server import RoundsServer
 from draft_service.service import DraftService
 from dspark.errors import ConfigError
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.cost_store import Curve
-from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.shell import Servicer
 from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, check_worker, start_worker

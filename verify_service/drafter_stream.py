@@ -16,8 +16,9 @@ from typing import Any
 import grpc
 import structlog
 
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, sync_channel
-from dspark.runtime.security import Security, join_endpoint, split_endpoint
+from dspark.runtime.security import Security
 from dspark.runtime.tls import Tls
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 

@@ -21,7 +21,7 @@ from coordinator.watching.explaining import told
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
-from dspark.runtime.security import split_endpoint
+from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.shell import Shell
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, types_pb2

@@ -12,7 +12,7 @@ from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
 from coordinator.reception.tokenizer import load_tokenizer
 from dspark.errors import ConfigError
-from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.setting import check_settings
 from dspark.runtime.shell import Shell
 from dspark.wire.v1 import frontend_pb2

@@ -20,15 +20,10 @@ from coordinator.http.template import ChatTemplate, find_template
 from coordinator.reception.input_processor import InputProcessor
 from coordinator.reception.pacing import PacketPace, read_pace
 from dspark.errors import ConfigError, Denied
+from dspark.runtime.addresses import is_loopback, split_endpoint
 from dspark.runtime.identity import model_name
 from dspark.runtime.roles import METRICS, Role, Roles
-from dspark.runtime.security import (
-    Security,
-    current_caller,
-    is_loopback,
-    set_caller,
-    split_endpoint,
-)
+from dspark.runtime.security import Security, current_caller, set_caller
 
 Guard = Callable[[Request], Awaitable[None]]
 

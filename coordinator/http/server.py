@@ -20,7 +20,7 @@ from coordinator.http.api import Api
 from coordinator.http.connection import HEAD_S, Connection
 from coordinator.http.errors import error_response
 from dspark.errors import ConfigError, Overloaded
-from dspark.runtime.security import join_endpoint, split_endpoint
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 
 log = structlog.get_logger("dspark.http")
 

@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
 def groups(reply: CellStatus, asked: str) -> Groups:
     """One target group per process with metrics: [{"targets": [...], "labels": {...}}]. asked:
     endpoint of the coordinator, whose host stands for those that a process does not know."""
-    from dspark.runtime.security import EVERYWHERE, join_endpoint, split_endpoint
+    from dspark.runtime.addresses import EVERYWHERE, join_endpoint, split_endpoint
 
     found: Groups = []
     for process in reply.processes:
@@ -74,7 +74,7 @@ def _discover(args: argparse.Namespace) -> int:
 def serve(bind: str, ask: Callable[[], Groups]) -> ThreadedHttp:
     """Answers GET /sd on threads of its own until closed; 503 while the coordinator does not
     answer."""
-    from dspark.runtime.security import is_loopback, split_endpoint
+    from dspark.runtime.addresses import is_loopback, split_endpoint
     from dspark.runtime.threaded_http import Page, ThreadedHttp
 
     address = split_endpoint(bind, "serve")

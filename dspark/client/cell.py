@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError, DsparkError, InvalidRequest, in_short
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.identity import DEFAULT_CELL, NoState, read_token, state_dir
-from dspark.runtime.security import join_endpoint, split_endpoint
 from dspark.runtime.tls import Tls
 from dspark.whole_file import placed
 

@@ -4,20 +4,15 @@ Loopback needs no credentials. A wider address needs a token, certificates, or t
 explicit `insecure`. A caller has the role of its token; without a token, that of its certificate;
 else none. The roles that each method needs are in `roles.py`.
 
-Clients' tokens are in one file, each with its tenant, which is read again when it changes. Whether
-a process can listen on its addresses is tried before it loads anything.
+Clients' tokens are in one file, each with its tenant, which is read again when it changes.
 """
 
 from __future__ import annotations
 
 import contextvars
-import errno
 import hashlib
 import hmac
-import ipaddress
-import os
 import re
-import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,57 +21,17 @@ from pathlib import Path
 import grpc
 
 from dspark.errors import ConfigError, Denied, Forbidden, in_short
+from dspark.runtime.addresses import check_listeners, is_loopback, join_endpoint, split_endpoint
 from dspark.runtime.identity import check_token, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import Role, Roles
 from dspark.runtime.tls import OfFiles, Tls
 
 PUBLIC_STREAMS = 100
-EVERYWHERE = ("0.0.0.0", "::")  # hosts of listeners on all addresses
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
 MOST_TOKENS = 1024
 LOOK_S = 1.0  # seconds between checks of the file
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_WHY = {
-    errno.EADDRINUSE: "a process listens there (`ss -ltnp 'sport = :{port}'` shows it); "
-    "name another port, or 0 for any",
-    errno.EADDRNOTAVAIL: "this machine has no such address",
-    errno.EACCES: "ports so low need privileges; name one above 1023",
-}
-
-
-def plain_host(host: str) -> str:
-    """The host without brackets, and an address in the one form that certificates and gRPC know."""
-    host = host.strip("[]")
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:  # a name
-        return host
-
-
-def split_endpoint(endpoint: str, key: str = "bind") -> tuple[str, int]:
-    """(host, port) of "host:port", the host as of `plain_host`; port 0 means any. `key` is the
-    setting to blame."""
-    written, _, port = endpoint.rpartition(":")
-    host = plain_host(written)
-    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise ConfigError(f"{key}: {endpoint!r} is not host:port")
-    return host, int(port)
-
-
-def join_endpoint(host: str, port: int) -> str:
-    """host:port, an address of IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def streams_per_connection(config: PublicConfig, room: int) -> int:
@@ -372,37 +327,3 @@ class ClientTokens:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
-
-
-def check_listeners(wanted: Iterable[tuple[str, str | None]]) -> None:
-    """Tries to open every address the process will listen on, and closes it again. wanted:
-    (setting, host:port); None is off. Raises ConfigError naming the setting whose address cannot be
-    opened, or is that of another one."""
-    taken: dict[tuple[str, int], str] = {}
-    for key, endpoint in wanted:
-        if endpoint is None:
-            continue
-        host, port = split_endpoint(endpoint, key)
-        if not port:
-            continue
-        if (host, port) in taken:
-            other = taken[host, port] if taken[host, port] != key else "another process"
-            raise ConfigError(f"{key}: {endpoint} is what {other} asks for, too")
-        taken[host, port] = key
-        _try(key, endpoint, host, port)
-
-
-def _try(key: str, endpoint: str, host: str, port: int) -> None:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)  # with SO_REUSEADDR two may be bound where neither listens
-    except UnicodeError as error:
-        raise ConfigError(f"{key}: {host!r} is no name of a host") from error
-    except OSError as error:
-        why = _WHY.get(error.errno or 0, error.strerror or os.strerror(error.errno or 0))
-        raise ConfigError(f"{key}: cannot listen on {endpoint}: {why.format(port=port)}") from error

@@ -33,16 +33,9 @@ from dspark.errors import (
     Unsupported,
 )
 from dspark.runtime import roles
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.channel import LOOKAHEAD, MAX_MESSAGE, READY
-from dspark.runtime.security import (
-    Access,
-    Caller,
-    Security,
-    current_caller,
-    join_endpoint,
-    set_caller,
-    split_endpoint,
-)
+from dspark.runtime.security import Access, Caller, Security, current_caller, set_caller
 from dspark.runtime.wire_limits import MAX_REQUEST, check_size
 
 log = structlog.get_logger("dspark.server")

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.runtime.security import join_endpoint
+from dspark.runtime.addresses import join_endpoint
 
 READERS = 16  # connections at one time; more are closed unanswered
 PATIENCE_S = 10.0  # for a whole connection: handshake, request and answer

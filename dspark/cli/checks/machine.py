@@ -96,8 +96,8 @@ def http_port(endpoint: str) -> Iterator[Finding]:
     """Checks whether the port is free now; no finding if the cell of this state folder has an HTTP
     port."""
     from dspark.client import NoCell, find_cell
+    from dspark.runtime.addresses import check_listeners
     from dspark.runtime.identity import NoState
-    from dspark.runtime.security import check_listeners
 
     with contextlib.suppress(NoCell, NoState):
         if find_cell().http:

@@ -23,8 +23,9 @@ from coordinator.http import connection as connection_module
 from coordinator.http import server as server_module
 from coordinator.http.server import HttpServer
 from coordinator.http.stream import EventStream, event, left
+from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.listen_config import ListenConfig
-from dspark.runtime.security import Security, split_endpoint
+from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from tests.certificates import Authority
 from tests.waiting import until

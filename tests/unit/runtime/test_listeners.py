@@ -16,7 +16,7 @@ from deploy.head import free_ports
 from draft_service import process as draft_process
 from draft_service.config import DraftConfig
 from dspark.errors import ConfigError, Unavailable
-from dspark.runtime.security import check_listeners
+from dspark.runtime.addresses import check_listeners
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
@@ -82,7 +82,7 @@ async def test_a_listener_that_is_open_to_strangers_is_refused_before_anything_i
             "verify.bind: cannot listen on 192.0.2.1:7001: this machine has no such",
         ),
         (
-            {"a.bind": "127.0.0.1:7999", "a.metrics_port": None, "a.http": "127.0.0.1:7999"},
+            {"a.bind": "127.0.0.1:7999", "a.http": "127.0.0.1:7999"},
             "a.http: 127.0.0.1:7999 is what a.bind asks for, too",
         ),
         ({"a.http": "nowhere"}, "a.http: 'nowhere' is not host:port"),
@@ -90,7 +90,7 @@ async def test_a_listener_that_is_open_to_strangers_is_refused_before_anything_i
     ],
 )
 def test_what_cannot_be_listened_on_is_refused_by_its_setting(
-    asked: dict[str, str | None], said: str
+    asked: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         check_listeners([*asked.items()])

@@ -8,17 +8,11 @@ import pytest
 
 from dspark.errors import ConfigError, Denied, Forbidden
 from dspark.runtime import roles
+from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.identity import new_incarnation, read_token, write_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import METHODS, METRICS, Role
-from dspark.runtime.security import (
-    Access,
-    ClientTokens,
-    Security,
-    join_endpoint,
-    read_client_tokens,
-    split_endpoint,
-)
+from dspark.runtime.security import Access, ClientTokens, Security, read_client_tokens
 from dspark.wire.v1 import (
     control_pb2,
     draft_pb2,
