@@ -39,7 +39,12 @@ def save_tensors(
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON rows, whole or not at all."""
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(path, "".join(map(_line, rows)))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    # half of a character, which UTF-8 does not have, stays JSON's escape of it
+    return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace").decode() + "\n"
 
 
 def check_folder(key: str, folder: Path | None) -> None:
@@ -82,7 +87,7 @@ def row_file(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
         def append(row: Mapping[str, Any]) -> None:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            file.write(_line(row).encode())
             file.flush()
             os.fsync(file.fileno())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ HELD_OUT = 0.05
 _ROLES = dict.fromkeys(("human", "user"), "user") | dict.fromkeys(
     ("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"
 )
+# half of a character, which JSON can hold and no tokenizer takes
+_LONE = re.compile("[\ud800-\udfff]")
 
 Conversation = list[dict[str, Any]]
 
@@ -53,7 +56,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
             continue
         if not isinstance(content, str) or not content.strip():
             raise ConfigError("an empty turn")
-        turns.append({"role": role, "content": content})
+        turns.append({"role": role, "content": _LONE.sub("\ufffd", content)})
     if not turns or turns[0]["role"] != "user":
         raise ConfigError("the first turn is not the user's")
     return turns

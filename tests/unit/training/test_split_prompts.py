@@ -31,6 +31,14 @@ def test_every_shape_of_a_row_is_read(row: dict[str, Any], roles: list[str]) -> 
     assert [turn["role"] for turn in conversation_of(row)] == roles
 
 
+def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "so \\ud83d", "id": "\\ud83d"}\n', encoding="utf-8")
+    split_prompts(path, tmp_path, held_out=0.0)
+    (row,) = read_rows(tmp_path / "train.jsonl")
+    assert row["conversations"][0]["content"] == "so \ufffd"
+
+
 @pytest.mark.parametrize(
     "row",
     [
