@@ -34,6 +34,7 @@ Conversation = list[dict[str, Any]]
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
     """The user's and assistant's turns of a row, without other roles; the first is the user's.
     ConfigError says what is wrong with it."""
+    row = _said(row)
     if isinstance(row.get("token_ids"), list):
         row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
@@ -44,7 +45,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
         raise ConfigError("no conversations, messages, turns, prompt or token_ids")
     turns = []
-    for turn in given:
+    for turn in map(_said, given):
         role = _ROLES.get(str(turn.get("role", turn.get("from"))))
         content = turn.get("content", turn.get("value"))
         if role is None:
@@ -60,6 +61,11 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     if not turns or turns[0]["role"] != "user":
         raise ConfigError("the first turn is not the user's")
     return turns
+
+
+def _said(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without its nulls: tables have them for what only other rows say."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _are_ids(given: Any) -> bool:

@@ -25,6 +25,17 @@ from dspark.training.split import conversation_of, split_prompts
         ({"turns": ["one", "two"]}, ["user", "user"]),
         ({"prompt": "q"}, ["user"]),
         ({"token_ids": [3, 4]}, ["user"]),
+        # columns of other rows, as tables export them
+        (
+            {
+                "conversations": None,
+                "messages": [
+                    {"from": None, "role": "user", "value": None, "content": "q", "token_ids": None}
+                ],
+            },
+            ["user"],
+        ),
+        ({"turns": None, "prompt": "q", "token_ids": None}, ["user"]),
     ],
 )
 def test_every_shape_of_a_row_is_read(row: dict[str, Any], roles: list[str]) -> None:
