@@ -13,7 +13,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,26 @@ def _are_ids(given: Any) -> bool:
 
 
 def split_prompts(
-    prompts: Path, folder: Path, *, held_out: float = HELD_OUT, seed: int = SEED, limit: int = 0
+    prompts: Path,
+    folder: Path,
+    *,
+    held_out: float = HELD_OUT,
+    seed: int = SEED,
+    limit: int = 0,
+    check: Callable[[Conversation], None] = lambda turns: None,
 ) -> dict[str, Any]:
     """Writes `train.jsonl` ({id, conversations}) and, of the held-out part, half to
     `calibrate.jsonl` and half to `evaluate.jsonl` ({id, turns}) below `folder`; returns counts and
     files.
 
     The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
-    rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept. No row of the training
-    part asks what a held-out one does.
+    rows, drawn with the same seed; 0 keeps all. `check` raises ConfigError for a row to drop, the
+    same for one reason. A row's `domain` is kept. No row of the training part asks what a held-out
+    one does.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
-    good, refused = _good_rows(read_rows(prompts))
+    good, refused = _good_rows(read_rows(prompts), check)
     if not good:
         raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
     order = list(range(len(good)))
@@ -119,13 +126,16 @@ def split_prompts(
     return told
 
 
-def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def _good_rows(
+    rows: Iterable[Mapping[str, Any]], check: Callable[[Conversation], None]
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     good: list[dict[str, Any]] = []
     refused: Counter[str] = Counter()
     seen: set[str] = set()
     for number, row in enumerate(rows):
         try:
             turns = conversation_of(row)
+            check(turns)
         except ConfigError as error:
             refused[str(error)] += 1
             continue
