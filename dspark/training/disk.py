@@ -76,13 +76,22 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
             )
 
 
+def check_apart(out: Path, *read: Path) -> None:
+    """Checks that a file to be written is none of those that are read."""
+    if any(out.exists() and out.samefile(path) for path in read if path.exists()):
+        raise ConfigError(f"out: {out} is read here, and would be lost; name another place")
+
+
 @contextmanager
-def row_file(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def row_file(
+    path: Path, check: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Holds the lock of a file of JSON rows and yields what appends a row, which is on the disk
-    when that returns."""
+    when that returns. `check` raises where the file is another's, before anything is cut off it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _lock(file, f"{path}: another process is writing this file")
+        check()
         _cut_tail(file.fileno())
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 

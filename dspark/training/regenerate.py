@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,8 +66,8 @@ async def regenerate(
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
     asker = _Asker(client, info, chat, asking)
-    with row_file(out) as append, progress("regenerate", len(rows)) as tell:
-        _check_same_run(out, prompts, asking, info)
+    check = partial(_check_same_run, out, prompts, asking, info)
+    with row_file(out, check) as append, progress("regenerate", len(rows)) as tell:
         start, counts = time.monotonic(), _done(out, rows)
         done = counts["rows"]
         tell(completed=done)

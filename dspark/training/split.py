@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows, write_rows
+from dspark.training.disk import check_apart, read_rows, write_rows
 
 SEED = 42
 HELD_OUT = 0.05
+PARTS = ("train", "calibrate", "evaluate")
 _ROLES = dict.fromkeys(("human", "user"), "user") | dict.fromkeys(
     ("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"
 )
@@ -96,6 +97,8 @@ def split_prompts(
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
+    for name in PARTS:
+        check_apart(folder / f"{name}.jsonl", prompts)
     good, refused = _good_rows(read_rows(prompts), check)
     if not good:
         raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
@@ -113,13 +116,9 @@ def split_prompts(
     if not trains:
         raise ConfigError(f"{prompts}: every prompt repeats a held-out one")
     away_rows = [_as_test(good[n]) for n in tests]
-    parts = {
-        "train": [good[n] for n in trains],
-        "calibrate": away_rows[::2],
-        "evaluate": away_rows[1::2],
-    }
+    parts = [good[n] for n in trains], away_rows[::2], away_rows[1::2]
     told: dict[str, Any] = {"refused": dict(sorted(refused.items()))}
-    for name, rows in parts.items():
+    for name, rows in zip(PARTS, parts, strict=True):
         path = folder / f"{name}.jsonl"
         write_rows(path, rows)
         told |= {name: len(rows), f"{name}_file": str(path)}

@@ -127,8 +127,10 @@ async def test_a_file_that_was_begun_otherwise_is_not_gone_on_with(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"^target: .* was begun with 'tiny', not 'huge'"):
         await asked(cell, prompts, out, TURNS)
     out.with_name("out.jsonl.settings.json").unlink()
+    out.write_text("another's, without a line break")
     with pytest.raises(ConfigError, match="does not say how it was made"):
         await asked(cell, prompts, out, TURNS)
+    assert out.read_text() == "another's, without a line break"
 
 
 @pytest.mark.parametrize(
