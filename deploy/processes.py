@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import IO, Self
 
 from deploy.awaiting import LATE, missing, until_nothing
+from deploy.config import ClusterConfig
 from deploy.head import free_ports
 from deploy.topology import ProcessRole, threads_of
 from dspark.client import Client
 from dspark.errors import Unavailable
 from dspark.runtime.identity import read_token
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S: float = ClusterConfig.start_timeout_s
 STOP_GRACE_S = 10.0
 
 Flags = Mapping[str, object]
@@ -187,10 +188,10 @@ class ProcessCell:
         assert child.process.stdout is not None
         line = _read_line(child.process.stdout, START_TIMEOUT_S)
         if not line:
-            child.process.poll()
+            late = "" if child.process.poll() is not None else f" within {START_TIMEOUT_S:g} s"
             said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise Unavailable(
-                f"{child.name} did not start: {said[-1] if said else 'it said nothing'}"
+                f"{child.name} did not start{late}: {said[-1] if said else 'it said nothing'}"
             )
         ready = json.loads(line)
         child.endpoint, child.incarnation = ready["endpoint"], int(ready["incarnation"])

@@ -110,7 +110,14 @@ def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) ->
     out, target, samples = chain.out, settings.target, Path(settings.samples)
     chain.do(
         "split",
-        lambda: stages.split(args.prompts, out, args.held_out_share, settings.seed, args.limit),
+        lambda: stages.split(
+            args.prompts,
+            out,
+            settings,
+            share=args.held_out_share,
+            limit=args.limit,
+            answer=args.answer_tokens,
+        ),
     )
     # where they are now: the chain may have been begun in another folder
     learned, fitted, held_out = (

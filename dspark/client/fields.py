@@ -155,9 +155,9 @@ def constraint_of(field: str, value: Mapping[str, Any]) -> types_pb2.Constraint:
         message.choice.value.extend(text_of(at, one) for one in form)
     elif name == "json_object":
         message.json_object = _truth(at, form)
-    elif name in ("json_schema", "structural_tag") and not isinstance(form, str):
-        setattr(message, name, _json(at, form))
     else:
+        if name in ("json_schema", "structural_tag") and not isinstance(form, str):
+            form = _json(at, form)
         setattr(message, name, text_of(at, form))
     return message
 

@@ -38,6 +38,8 @@ from dspark.whole_file import flush_to_disk
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
+# Ends of a turn: files of chat models need not name them, and llama.cpp goes by the text, too.
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _SPARE_BYTES = 32 << 20  # besides the weights: the tokenizer, and what a file system reserves
 # How texts are split before merges: rules that the library does not name. GPT-2's is its default.
 _SINGLE_DIGITS = (
@@ -89,6 +91,8 @@ def _places(source: GgufFile, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _generation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     ends = [token_id(settings, end) for end in _ENDS]
+    tokens = settings["tokenizer.ggml.tokens"]
+    ends += [tokens.index(end) for end in _TURN_ENDS if end in tokens]
     stops = list(dict.fromkeys(end for end in ends if end is not None))
     said = {
         "bos_token_id": config["bos_token_id"],

@@ -57,8 +57,8 @@ def from_file(path: Path) -> list[Question]:
     """JSON lines with `prompt` (text) or `prompt_token_ids`, and optionally `domain` and
     `max_tokens`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().split(b"\n")  # texts may hold what else ends a line
+    except OSError as error:
         raise InvalidRequest("prompts", f"{path} cannot be read: {in_short(error)}") from None
     found = [
         _read(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
@@ -86,7 +86,7 @@ def cycle(questions: Sequence[Question], seed: int) -> Iterator[Question]:
         yield from order
 
 
-def _read(line: str, place: str) -> Question:
+def _read(line: bytes, place: str) -> Question:
     try:
         content = json.loads(line)
     except ValueError as error:

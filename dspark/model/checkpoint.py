@@ -29,7 +29,7 @@ from dspark.model.family import Drafter
 from dspark.model.formats.source import left_out, open_source, projection_entries
 from dspark.model.language import LanguageDrafter
 from dspark.model.location import locate
-from dspark.model.pairing import tokenizer_digest
+from dspark.model.pairing import token_ids, tokenizer_digest
 from dspark.model.products import favour_few_rows
 from dspark.model.target_check import (
     INTEGERS,
@@ -47,6 +47,7 @@ from dspark.model.weights_file import (
     weight_files,
     write_file,
 )
+from dspark.token_bytes import tokenizer_settings
 from dspark.whole_file import placed
 
 ENDLESS = 1 << 20  # tokens of a target whose settings state no limit
@@ -298,7 +299,9 @@ def context_length(text: Any) -> int:
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Stop ids of the generation settings, else of the model's: one id, a list or none."""
+    """Stop ids of the generation settings, else of the model's (one id, a list or none), and the
+    end of text of the tokenizer's: tuned models often name the end of a turn there alone."""
+    ends = _text_end(folder)
     for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
         stop = getattr(settings, "eos_token_id", None)
         if stop is not None:
@@ -307,10 +310,19 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
                 raise CheckpointError(
                     f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}"
                 )
-            if known := tuple(each for each in ids if 0 <= each < vocab_size):
-                # ids outside the vocabulary cannot be drawn
-                return known
-    return ()
+            # ids outside the vocabulary cannot be drawn
+            if any(0 <= each < vocab_size for each in ids):
+                ends = [*ids, *ends]
+                break
+    return tuple(dict.fromkeys(each for each in ends if 0 <= each < vocab_size))
+
+
+def _text_end(folder: Path) -> list[int]:
+    """The id of the token that the tokenizer's settings name as the end of a text, if any."""
+    named = tokenizer_settings(folder).get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    at = token_ids(folder).get(text) if isinstance(text, str) else None
+    return [] if at is None else [at]
 
 
 def _projection_fingerprint(config: DrafterConfig, folder: Path, digests: Iterable[bytes]) -> str:

@@ -88,7 +88,7 @@ def mismatch(
 
 def tokenizer_digest(folder: Path) -> str:
     """Hash of what token ids mean; empty for a folder without a tokenizer."""
-    ids = _token_ids(folder)
+    ids = token_ids(folder)
     return hashlib.sha256(json.dumps(ids, sort_keys=True).encode()).hexdigest()[:16] if ids else ""
 
 
@@ -96,7 +96,7 @@ def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
     """A sentence about the first id that the two tokenizers read differently, or None. Ids of one
     side alone do not count; released drafters have no tokenizer, their ids are the target's."""
     mine, theirs = (
-        {at: token for token, at in _token_ids(folder).items()} for folder in (drafter, target)
+        {at: token for token, at in token_ids(folder).items()} for folder in (drafter, target)
     )
     at = min((at for at in mine.keys() & theirs.keys() if mine[at] != theirs[at]), default=None)
     if at is None:
@@ -107,7 +107,7 @@ def _tokenizers_differ(drafter: Path, target: Path) -> str | None:
     )
 
 
-def _token_ids(folder: Path) -> dict[str, int]:
+def token_ids(folder: Path) -> dict[str, int]:
     """Token -> id of a folder's tokenizer.json, added ones included; empty without such a file."""
     path = folder / TOKENIZER_NAME
     if not path.is_file():

@@ -48,9 +48,16 @@ class TargetText:
     params: SamplingParams  # seed and choice are the key of the coupled rule's noise
 
 
-def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0) -> list[Prompt]:
-    """The prompts of a file; of more than `rows` (0: no limit) a random choice by the seed.
-    ConfigError names a bad row, or a file without any."""
+def questions(
+    path: Path,
+    target: LoadedTarget,
+    *,
+    room: int = 0,  # tokens behind a prompt
+    rows: int = 0,  # at most, a random choice by the seed; 0: all
+    seed: int = 0,
+) -> list[Prompt]:
+    """The prompts of a file. ConfigError names a bad row, one without room in the target's context,
+    or a file without any."""
     chat, found = Chat(target.folder), []
     for number, row in enumerate(read_rows(path), start=1):
         try:
@@ -62,13 +69,19 @@ def questions(path: Path, target: LoadedTarget, *, rows: int = 0, seed: int = 0)
             raise ConfigError(
                 f"{path}: row {number}: turns: empty, or an id outside the vocabulary"
             )
-        found.append(ids)
+        found.append((number, ids))
     if not found:
         raise ConfigError(f"{path}: no row to ask")
     if rows and len(found) > rows:
         random.Random(seed).shuffle(found)
         found = found[:rows]
-    return found
+    for number, ids in found:
+        if len(ids) + room > target.context_length:
+            raise ConfigError(
+                f"{path}: row {number}: a prompt of {len(ids)} tokens, and {room} behind it; the "
+                f"target ends at {target.context_length}"
+            )
+    return [ids for _, ids in found]
 
 
 def domain_of(path: Path) -> str:
@@ -113,7 +126,7 @@ def answers(
     keep: Path | None = None,  # see `kept_for`; answers do not depend on the drafter
 ) -> Iterator[TargetText]:
     """Yields the answers in order of prompt length: the same for all ratio rules, drawn with the
-    rule's own noise for `coupled`. ConfigError if one would exceed the target's context.
+    rule's own noise for `coupled`. The target's context must have room for them.
 
     The tensor of a text continues past its stop token, but no round starts after it.
     """
@@ -122,11 +135,6 @@ def answers(
     for first in range(0, len(order), ROWS_AT_ONCE):
         chosen = order[first : first + ROWS_AT_ONCE]
         total = len(asked[chosen[-1]]) + new_tokens + room
-        if total > target.context_length:
-            raise ConfigError(
-                f"new_tokens: prompt and answer of {total} tokens; the target ends at "
-                f"{target.context_length}"
-            )
         prompts = [asked[n] for n in chosen]
         about = [_LAYOUT, prompts, total, temperature, seed, first, chosen if raced else []]
         name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]

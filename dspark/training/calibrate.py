@@ -74,7 +74,11 @@ def calibrate(
         check_folder(key, place)
     made.requires_grad_(False).serve()
     loaded = load_target(target)
-    asked = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
+    room = new_tokens + made.config.block_size + 1
+    asked = {
+        name: questions(path, loaded, room=room, rows=rows, seed=seed)
+        for name, path in files.items()
+    }
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError(
             "prompts: two rows at least of every file, one to fit on and one to measure on"

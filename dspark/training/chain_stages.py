@@ -11,22 +11,42 @@ from typing import Any
 
 from dspark.client import Client
 from dspark.errors import ConfigError
+from dspark.model.checkpoint import context_length
+from dspark.model.location import locate
+from dspark.model.pairing import text_config
 from dspark.training import evaluate
 from dspark.training.asked import first_turn
+from dspark.training.calibrate import NEW_TOKENS
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.metrics import plain
 from dspark.training.settings import Settings
-from dspark.training.split import split_prompts
+from dspark.training.split import Conversation, split_prompts
 
 SERVED_PROMPTS = 8
 LEAST_HELD = 3  # prompts: calibration needs two
 
 
-def split(prompts: Path, out: Path, share: float, seed: int, limit: int) -> dict[str, Any]:
-    """Splits prompts; refuses too few held-out ones, before anything is trained."""
-    found = split_prompts(prompts, out / "prompts", held_out=share, seed=seed, limit=limit)
+def split(
+    prompts: Path, out: Path, settings: Settings, *, share: float, limit: int, answer: int
+) -> dict[str, Any]:
+    """Splits the prompts that the target can answer with `answer` tokens; refuses too few held-out
+    ones, before anything is trained."""
+    folder = locate(settings.target)
+    chat, text = Chat(folder), text_config(folder)
+    most = context_length(text) - max(answer, NEW_TOKENS) - settings.block_size - 1
+
+    def check(turns: Conversation) -> None:
+        ids = chat.prompt_ids(turns[:1])
+        if len(ids) > most:
+            raise ConfigError(f"a prompt of more than {most} tokens")
+        if not ids or max(ids) >= text.vocab_size:
+            raise ConfigError("empty, or an id outside the vocabulary")
+
+    found = split_prompts(
+        prompts, out / "prompts", held_out=share, seed=settings.seed, limit=limit, check=check
+    )
     held = found["calibrate"] + found["evaluate"]
     if held < LEAST_HELD:
         raise ConfigError(

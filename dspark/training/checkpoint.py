@@ -37,7 +37,8 @@ def save(
             }
     # The facts are in the header of the same file, so state and step always belong together.
     header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(groups)}
-    whole = {key: value.contiguous().clone() for key, value in tensors.items()}
+    # on the host, where there is room for a second copy of them
+    whole = {key: value.cpu().contiguous() for key, value in tensors.items()}
     save_tensors(path, whole, header)
 
 

@@ -39,7 +39,12 @@ def save_tensors(
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON rows, whole or not at all."""
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(path, "".join(map(_line, rows)))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    # half of a character, which UTF-8 does not have, stays JSON's escape of it
+    return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace").decode() + "\n"
 
 
 def check_folder(key: str, folder: Path | None) -> None:
@@ -71,18 +76,27 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
             )
 
 
+def check_apart(out: Path, *read: Path) -> None:
+    """Checks that a file to be written is none of those that are read."""
+    if any(out.exists() and out.samefile(path) for path in read if path.exists()):
+        raise ConfigError(f"out: {out} is read here, and would be lost; name another place")
+
+
 @contextmanager
-def row_file(path: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def row_file(
+    path: Path, check: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Holds the lock of a file of JSON rows and yields what appends a row, which is on the disk
-    when that returns."""
+    when that returns. `check` raises where the file is another's, before anything is cut off it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _lock(file, f"{path}: another process is writing this file")
+        check()
         _cut_tail(file.fileno())
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
         def append(row: Mapping[str, Any]) -> None:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            file.write(_line(row).encode())
             file.flush()
             os.fsync(file.fileno())
 

@@ -67,7 +67,11 @@ def evaluate(
     judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep))
     size = judge.size
     calibration = load_calibration(locate(drafter), block_size=size)
-    sets = {name: questions(path, loaded, rows=rows, seed=seed) for name, path in files.items()}
+    room = new_tokens + size + 1
+    sets = {
+        name: questions(path, loaded, room=room, rows=rows, seed=seed)
+        for name, path in files.items()
+    }
     found = fitting.fit(loaded, made, [one for asked in sets.values() for one in asked])
     by_temperature: dict[str, Any] = {}
     total = len(temperatures) * sum(map(len, sets.values()))

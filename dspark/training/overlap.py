@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows, write_rows
+from dspark.training.disk import check_apart, read_rows, write_rows
 from dspark.training.split import conversation_of
 
 RUN = 13
@@ -45,6 +45,9 @@ def separate(
     names = [path.name for path in prompts]
     if len(set(names)) < len(names):
         raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
+    if out is not None:
+        for name in names:
+            check_apart(out / name, *prompts, *training)
     asked = {path: list(_read(path)) for path in prompts}
     wanted = {run for rows in asked.values() for _, texts in rows for run in _marks(texts)}
     seen = set(_shared(wanted, training))

@@ -15,8 +15,9 @@ import itertools
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,10 +66,10 @@ async def regenerate(
     rows = list(read_rows(prompts))
     info = await _patiently(client.model_info, asking.patience_s)
     asker = _Asker(client, info, chat, asking)
-    with row_file(out) as append, progress("regenerate", len(rows)) as tell:
-        _check_same_run(out, prompts, asking, info)
-        done = _rows_done(out, rows)
-        start, tokens, failed = time.monotonic(), 0, 0
+    check = partial(_check_same_run, out, prompts, asking, info)
+    with row_file(out, check) as append, progress("regenerate", len(rows)) as tell:
+        start, counts = time.monotonic(), _done(out, rows)
+        done = counts["rows"]
         tell(completed=done)
         left, running = enumerate(rows[done:], start=done), deque[asyncio.Task[dict[str, Any]]]()
         try:
@@ -82,19 +83,15 @@ async def regenerate(
                 row = await running[0]
                 running.popleft()
                 append(row)
-                done += 1
-                failed += row["status"] != "success"
-                tokens += sum(len(turn["token_ids"]) for turn in _answers(row))
-                tell(completed=done, note=f"{tokens:,} tokens")
+                counts.update(_counts(row))
+                tell(completed=counts["rows"], note=f"{counts['tokens']:,} tokens")
         finally:
             for task in running:
                 task.cancel()
             # the first failure is being raised already
             await asyncio.gather(*running, return_exceptions=True)
     return {
-        "rows": done,
-        "failed": failed,
-        "tokens": tokens,
+        **{name: counts[name] for name in ("rows", "failed", "tokens")},
         "seconds": time.monotonic() - start,
         "file": str(out),
     }
@@ -178,13 +175,13 @@ async def _patiently(ask: Callable[[], Awaitable[Told]], patience_s: float) -> T
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def _answers(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The generated answers of a finished row; none of a failed one, which keeps its old turns."""
-    if row["status"] != "success":
-        return []
-    return [
-        turn for turn in row["conversations"] if turn["role"] == "assistant" and "token_ids" in turn
-    ]
+def _counts(row: Mapping[str, Any]) -> dict[str, int]:
+    """What a finished row adds to the counts. A failed one keeps its old turns, which count
+    nothing."""
+    good = row.get("status") == "success"
+    answers = row["conversations"][1::2] if good else []
+    tokens = sum(len(answer["token_ids"]) for answer in answers)
+    return {"rows": 1, "failed": int(not good), "tokens": tokens}
 
 
 def _seed(seed: int, row: int, turn: int) -> int:
@@ -193,16 +190,17 @@ def _seed(seed: int, row: int, turn: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _rows_done(out: Path, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Number of rows in `out`; ConfigError if they are not the beginning of the prompts."""
-    done = 0
+def _done(out: Path, rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Counts of the rows in `out`; ConfigError if they are not the beginning of the prompts."""
+    counts: Counter[str] = Counter()
     for row in read_rows(out):
+        done = counts["rows"]
         if done >= len(rows) or row.get("id") != rows[done].get("id"):
             raise ConfigError(
                 f"{out}: row {done} is {row.get('id')!r}, which is not row {done} of the prompts"
             )
-        done += 1
-    return done
+        counts.update(_counts(row))
+    return counts
 
 
 def _check_same_run(

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import content_digest, read_rows, save_tensors, write_whole
+from dspark.training.disk import (
+    check_apart,
+    content_digest,
+    read_rows,
+    save_tensors,
+    write_whole,
+)
 
 MAX_LENGTH = 4096
 MOST_IDS = 1 << 31  # ids are int32 in the file
@@ -120,6 +126,7 @@ def encode_rows(
     min_supervised: int = MIN_SUPERVISED,
 ) -> dict[str, Any]:
     """Writes the samples of a regenerated file to `path`; returns counts of rows and tokens."""
+    check_apart(path, rows)
     counts: Counter[str] = Counter()
 
     def samples() -> Iterator[Sample]:
@@ -177,6 +184,7 @@ def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
     --keep-tokens` cuts that of a trained drafter. Tokens that the head lacks are never drafted;
     answers stay the target's. ConfigError if the samples hold fewer different tokens.
     """
+    check_apart(path, samples)
     read = Samples(samples)
     written = torch.zeros(read.largest_id + 1, dtype=torch.int64)
     for number in range(len(read)):

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import read_rows, write_rows
+from dspark.training.disk import check_apart, read_rows, write_rows
 
 SEED = 42
 HELD_OUT = 0.05
+PARTS = ("train", "calibrate", "evaluate")
 _ROLES = dict.fromkeys(("human", "user"), "user") | dict.fromkeys(
     ("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"
 )
+# half of a character, which JSON can hold and no tokenizer takes
+_LONE = re.compile("[\ud800-\udfff]")
 
 Conversation = list[dict[str, Any]]
 
@@ -31,6 +35,7 @@ Conversation = list[dict[str, Any]]
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
     """The user's and assistant's turns of a row, without other roles; the first is the user's.
     ConfigError says what is wrong with it."""
+    row = _said(row)
     if isinstance(row.get("token_ids"), list):
         row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
@@ -41,7 +46,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
         raise ConfigError("no conversations, messages, turns, prompt or token_ids")
     turns = []
-    for turn in given:
+    for turn in map(_said, given):
         role = _ROLES.get(str(turn.get("role", turn.get("from"))))
         content = turn.get("content", turn.get("value"))
         if role is None:
@@ -53,10 +58,15 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
             continue
         if not isinstance(content, str) or not content.strip():
             raise ConfigError("an empty turn")
-        turns.append({"role": role, "content": content})
+        turns.append({"role": role, "content": _LONE.sub("\ufffd", content)})
     if not turns or turns[0]["role"] != "user":
         raise ConfigError("the first turn is not the user's")
     return turns
+
+
+def _said(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without its nulls: tables have them for what only other rows say."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _are_ids(given: Any) -> bool:
@@ -68,19 +78,28 @@ def _are_ids(given: Any) -> bool:
 
 
 def split_prompts(
-    prompts: Path, folder: Path, *, held_out: float = HELD_OUT, seed: int = SEED, limit: int = 0
+    prompts: Path,
+    folder: Path,
+    *,
+    held_out: float = HELD_OUT,
+    seed: int = SEED,
+    limit: int = 0,
+    check: Callable[[Conversation], None] = lambda turns: None,
 ) -> dict[str, Any]:
     """Writes `train.jsonl` ({id, conversations}) and, of the held-out part, half to
     `calibrate.jsonl` and half to `evaluate.jsonl` ({id, turns}) below `folder`; returns counts and
     files.
 
     The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
-    rows, drawn with the same seed; 0 keeps all. A row's `domain` is kept. No row of the training
-    part asks what a held-out one does.
+    rows, drawn with the same seed; 0 keeps all. `check` raises ConfigError for a row to drop, the
+    same for one reason. A row's `domain` is kept. No row of the training part asks what a held-out
+    one does.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
-    good, refused = _good_rows(read_rows(prompts))
+    for name in PARTS:
+        check_apart(folder / f"{name}.jsonl", prompts)
+    good, refused = _good_rows(read_rows(prompts), check)
     if not good:
         raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
     order = list(range(len(good)))
@@ -97,26 +116,25 @@ def split_prompts(
     if not trains:
         raise ConfigError(f"{prompts}: every prompt repeats a held-out one")
     away_rows = [_as_test(good[n]) for n in tests]
-    parts = {
-        "train": [good[n] for n in trains],
-        "calibrate": away_rows[::2],
-        "evaluate": away_rows[1::2],
-    }
+    parts = [good[n] for n in trains], away_rows[::2], away_rows[1::2]
     told: dict[str, Any] = {"refused": dict(sorted(refused.items()))}
-    for name, rows in parts.items():
+    for name, rows in zip(PARTS, parts, strict=True):
         path = folder / f"{name}.jsonl"
         write_rows(path, rows)
         told |= {name: len(rows), f"{name}_file": str(path)}
     return told
 
 
-def _good_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def _good_rows(
+    rows: Iterable[Mapping[str, Any]], check: Callable[[Conversation], None]
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     good: list[dict[str, Any]] = []
     refused: Counter[str] = Counter()
     seen: set[str] = set()
     for number, row in enumerate(rows):
         try:
             turns = conversation_of(row)
+            check(turns)
         except ConfigError as error:
             refused[str(error)] += 1
             continue

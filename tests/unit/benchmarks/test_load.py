@@ -220,8 +220,8 @@ def test_a_plan_of_too_little_or_too_much_is_refused(wrong: dict[str, float], fi
 def test_prompts_come_from_files_by_name_of_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     ids = '{"prompt_token_ids": [0, 2], "max_tokens": 3, "domain": "d"}'
-    path.write_text(f'{{"prompt": "a"}}\n\n{ids}\n')
-    assert prompts.from_file(path) == [Question("a"), Question((0, 2), "d", 3)]
+    path.write_text(f'\ufeff{{"prompt": "a\u2028b"}}\n\n{ids}\n', encoding="utf-8")
+    assert prompts.from_file(path) == [Question("a\u2028b"), Question((0, 2), "d", 3)]
     for line in (
         "[]",
         "{",

@@ -213,6 +213,11 @@ def test_every_sampling_field_has_an_option(service: Counter, client: Client) ->
         ("ignore_eos", 1, "must be true or false, got 1"),
         ("rule", "typical", "'typical' is none of token, block, coupled"),
         ("rule", ["token"], "['token'] is none of token, block, coupled"),
+        (
+            "constraint",
+            {"json_schema": {"a": "\ud800"}},
+            "holds half of a character (a lone surrogate)",
+        ),
         ("timeout", "5", "must be a number, got '5'"),
         ("timeout", 0, "must be above 0, got 0"),
         ("timeout", -1.0, "must be above 0, got -1"),
@@ -227,6 +232,8 @@ async def test_what_would_become_another_value_on_the_wire_is_refused_by_name(
 ) -> None:
     options: Any = {name: value}
     field = name if name in ("rule", "timeout", "resume_s") else f"sampling_params.{name}"
+    if name == "constraint":
+        field = "constraint.json_schema"
     for ask in (alone.generate, alone.complete):
         with pytest.raises(InvalidRequest) as refused:
             ask([9], **options)

@@ -62,6 +62,7 @@ def _ended_pid() -> int:
         ["up", "--verifiers", "two"],
         ["logs", "-n", "-5"],
         ["evaluate", "f.jsonl", "--target", "t", "--drafter", "d", "--rows", "-1"],
+        ["evaluate", "f.jsonl", "--target", "t", "--drafter", "d", "--seed", "-1"],
         ["train", "split", "f.jsonl", "--out", "o", "--limit", "-1"],
         ["train"],
         ["train", "drafter"],

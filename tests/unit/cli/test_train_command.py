@@ -62,6 +62,26 @@ def test_split_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [counts[part] for part in ("train", "calibrate", "evaluate")] == [7, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "split FILE --out DIR",
+        "overlap FILE --training FILE --out DIR",
+        "encode FILE --target TARGET --out FILE",
+        "vocabulary FILE --tokens 1 --out FILE",
+    ],
+)
+def test_no_stage_writes_over_what_it_reads(
+    words: str, golden_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.jsonl"
+    write_rows(path, ({"prompt": f"text {n}"} for n in range(10)))
+    before, given = path.read_bytes(), {"FILE": path, "DIR": tmp_path, "TARGET": golden_target}
+    assert main(["train", *(str(given.get(word, word)) for word in words.split())]) == 1
+    assert f"out: {path} is read here" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 def test_reading_the_command_line_loads_no_torch() -> None:
     code = (
         "import sys; from dspark.cli.main import build_parser; build_parser(); print('torch' "

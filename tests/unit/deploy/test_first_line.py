@@ -16,19 +16,25 @@ LEAVES = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {!r}])
 HOLDS = "import sys, time; print({!r}, end='', flush=True); time.sleep(60)"
 
 
-@pytest.mark.parametrize("said", ["", '{"endpoint"'])
-def test_a_descendant_that_holds_the_pipe_does_not_hold_the_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+@pytest.mark.parametrize(
+    ("code", "late"),
+    [
+        *((LEAVES.format(HOLDS.format(said)), "") for said in ("", '{"endpoint"')),
+        (HOLDS.format(""), r" within 0\.5 s"),
+    ],
+)
+def test_a_process_that_holds_the_pipe_does_not_hold_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, late: str
 ) -> None:
     monkeypatch.setattr(processes, "START_TIMEOUT_S", 0.5)
     cell = ProcessCell(tmp_path, tmp_path, folder=tmp_path / "new" / "logs")
     assert cell.folder.is_dir()
     log = tmp_path / "log"
     log.write_text("nothing to say\n")
-    command = [sys.executable, "-c", LEAVES.format(HOLDS.format(said))]
+    command = [sys.executable, "-c", code]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     try:
-        with pytest.raises(Unavailable, match=r"verify/0 did not start: nothing to say"):
+        with pytest.raises(Unavailable, match=f"verify/0 did not start{late}: nothing to say"):
             cell._await_ready(Child("verify/0", command, process, log, "", 0))
     finally:
         cell.stop()

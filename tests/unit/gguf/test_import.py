@@ -155,7 +155,9 @@ def test_both_versions_of_the_format_are_read(tmp_path: Path) -> None:
 
 
 def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
-    ends = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 4}
+    ends = {
+        f"tokenizer.ggml.{name}_token_id": at for name, at in (("eos", 0), ("eot", 3), ("eom", 4))
+    }
     out = imported(tmp_path, settings=ends)
     tokenizer = tokenizer_of(out)
     text = "then 1907 or  12, ünd\n"
@@ -166,7 +168,8 @@ def test_tokenizer_template_and_settings_come_along(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
     assert find_template(str(out), None) is not None
     said: dict[str, Any] = json.loads((out / "generation_config.json").read_text())
-    assert said == {"bos_token_id": 1, "eos_token_id": [2, 0, 4], "pad_token_id": 2}
+    # 2 ends a turn, by its text
+    assert said == {"bos_token_id": 1, "eos_token_id": [0, 3, 4, 2], "pad_token_id": 2}
 
 
 def test_digits_stay_alone_where_the_vocabulary_was_learned_so(tmp_path: Path) -> None:

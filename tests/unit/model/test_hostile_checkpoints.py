@@ -149,6 +149,14 @@ def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_sa
     assert text_keys({"text_config": [1], "hidden_size": 5}).count("hidden_size") == 5
 
 
+@pytest.mark.parametrize("end", ["</s>", {"content": "</s>"}])
+def test_the_tokenizer_s_end_of_text_stops_too(target: Path, end: object) -> None:
+    (target / "tokenizer.json").write_text('{"model": {"vocab": {"a": 4, "</s>": 5}}}')
+    for said, stops in ((end, (1, 5)), ("lacking", (1,)), (None, (1,))):
+        (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": said}))
+        assert load_target(target).stop_ids == stops
+
+
 def test_code_beside_a_target_is_not_run(target: Path, tmp_path: Path) -> None:
     mark = tmp_path / "was-here"
     (target / "modeling_evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")

@@ -61,6 +61,7 @@ def test_turns_are_ids_for_a_target_without_a_tokenizer(golden_target: Path, pro
         ({"turns": ["a text"]}, "no tokenizer"),
         ({"turns": [[400]]}, "row 1: turns: empty, or an id outside"),
         ({"turns": []}, "row 1: "),
+        ({"turns": [[3] * 400]}, "row 1: a prompt of 400 tokens, and 136 behind it"),
         ({"turns": [[1, -2]]}, "row 1: token_ids"),
         ({"words": 1}, "row 1: no conversations"),
     ],

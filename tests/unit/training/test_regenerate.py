@@ -87,7 +87,8 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
     assert "no tokenizer" in reasons["no tokenizer"]
     assert (counts["rows"], counts["failed"], counts["tokens"]) == (9, 7, 5)
     assert sorted(cell.asked) == [[3, 4, 5], [7, 8]]
-    assert (await asked(cell, prompts, out, chat))["rows"] == 9
+    again = await asked(cell, prompts, out, chat)
+    assert {**again, "seconds": 0} == {**counts, "seconds": 0}, "counts of the whole file"
     encoded = encode_rows(out, tmp_path / "samples.safetensors", chat, min_supervised=1)
     assert (encoded["samples"], encoded["failed"]) == (2, 7)
 
@@ -126,8 +127,10 @@ async def test_a_file_that_was_begun_otherwise_is_not_gone_on_with(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"^target: .* was begun with 'tiny', not 'huge'"):
         await asked(cell, prompts, out, TURNS)
     out.with_name("out.jsonl.settings.json").unlink()
+    out.write_text("another's, without a line break")
     with pytest.raises(ConfigError, match="does not say how it was made"):
         await asked(cell, prompts, out, TURNS)
+    assert out.read_text() == "another's, without a line break"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dspark.training.disk import read_rows, row_file
 ROWS = [
     {"id": "a", "text": "one\ntwo"},
     {"id": "b", "text": "\u00e4\u2028"},
-    {"id": "c", "n": [1, 2]},
+    {"id": "c", "n": [1, 2], "half": "\ud83d"},
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from dspark.errors import ConfigError
 from dspark.training import chain_stages
 from dspark.training.disk import read_rows, write_rows
+from dspark.training.settings import Settings
 from dspark.training.split import conversation_of, split_prompts
 
 
@@ -25,10 +26,29 @@ from dspark.training.split import conversation_of, split_prompts
         ({"turns": ["one", "two"]}, ["user", "user"]),
         ({"prompt": "q"}, ["user"]),
         ({"token_ids": [3, 4]}, ["user"]),
+        # columns of other rows, as tables export them
+        (
+            {
+                "conversations": None,
+                "messages": [
+                    {"from": None, "role": "user", "value": None, "content": "q", "token_ids": None}
+                ],
+            },
+            ["user"],
+        ),
+        ({"turns": None, "prompt": "q", "token_ids": None}, ["user"]),
     ],
 )
 def test_every_shape_of_a_row_is_read(row: dict[str, Any], roles: list[str]) -> None:
     assert [turn["role"] for turn in conversation_of(row)] == roles
+
+
+def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "so \\ud83d", "id": "\\ud83d"}\n', encoding="utf-8")
+    split_prompts(path, tmp_path, held_out=0.0)
+    (row,) = read_rows(tmp_path / "train.jsonl")
+    assert row["conversations"][0]["content"] == "so \ufffd"
 
 
 @pytest.mark.parametrize(
@@ -125,14 +145,19 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
 
 @pytest.mark.parametrize(("rows", "held"), [(20, 2), (30, 3)])
 def test_too_few_held_out_prompts_are_told_of_before_training(
-    rows: int, held: int, tmp_path: Path
+    rows: int, held: int, golden_target: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    write_rows(file, ({"prompt": f"q{n}"} for n in range(rows)))
+    # and some that the target cannot be asked
+    asked = [*([3, n] for n in range(rows)), [400], *([3] * 400 for _ in range(9))]
+    write_rows(file, ({"token_ids": ids} for ids in asked))
+    settings = Settings(str(golden_target), samples="", out="")
+    told: Any = {"share": 0.1, "limit": 0, "answer": 9}
     if held < 3:
         with pytest.raises(ConfigError, match=f"held_out_share: 0.1 of the prompts are {held}"):
-            chain_stages.split(file, tmp_path, 0.1, 1, 0)
+            chain_stages.split(file, tmp_path, settings, **told)
     else:
-        found = chain_stages.split(file, tmp_path, 0.1, 1, 0)
+        found = chain_stages.split(file, tmp_path, settings, **told)
+        assert sum(found["refused"].values()) == 10
         parts = (Path(found[f"{part}_file"]) for part in ("calibrate", "evaluate"))
         assert [len(list(read_rows(part))) for part in parts] == [2, 1]
