@@ -299,9 +299,8 @@ def context_length(text: Any) -> int:
 
 
 def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """Stop ids of the generation settings, else of the model's (one id, a list or none), and the
-    end of text of the tokenizer's: tuned models often name the end of a turn there alone."""
-    ends = _text_end(folder)
+    """Stop ids of the generation settings, else of the model's (one id, a list or none), else the
+    end of text of the tokenizer's."""
     for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
         stop = getattr(settings, "eos_token_id", None)
         if stop is not None:
@@ -310,11 +309,10 @@ def _stop_ids(model: Any, folder: Path, vocab_size: int) -> tuple[int, ...]:
                 raise CheckpointError(
                     f"{folder}: eos_token_id: expected ids of tokens, found {show(stop)}"
                 )
-            # ids outside the vocabulary cannot be drawn
-            if any(0 <= each < vocab_size for each in ids):
-                ends = [*ids, *ends]
-                break
-    return tuple(dict.fromkeys(each for each in ends if 0 <= each < vocab_size))
+            if known := tuple(each for each in ids if 0 <= each < vocab_size):
+                # ids outside the vocabulary cannot be drawn
+                return known
+    return tuple(each for each in _text_end(folder) if each < vocab_size)
 
 
 def _text_end(folder: Path) -> list[int]:

@@ -150,9 +150,15 @@ def test_stop_ids_are_those_of_the_vocabulary_and_settings_of_text_those_that_sa
 
 
 @pytest.mark.parametrize("end", ["</s>", {"content": "</s>"}])
-def test_the_tokenizer_s_end_of_text_stops_too(target: Path, end: object) -> None:
+def test_the_tokenizer_s_end_of_text_stops_where_settings_name_none(
+    target: Path, end: object
+) -> None:
     (target / "tokenizer.json").write_text('{"model": {"vocab": {"a": 4, "</s>": 5}}}')
-    for said, stops in ((end, (1, 5)), ("lacking", (1,)), (None, (1,))):
+    (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert load_target(target).stop_ids == (1,)
+    (target / "generation_config.json").write_text("{}")
+    altered(target, {"eos_token_id": None})
+    for said, stops in ((end, (5,)), ("lacking", ()), (None, ())):
         (target / "tokenizer_config.json").write_text(json.dumps({"eos_token": said}))
         assert load_target(target).stop_ids == stops
 
