@@ -2,8 +2,8 @@
 do not grow.
 
 Thirty minutes on a small machine, six hours where there is time: `--minutes`. Samples each 15 s;
-memory grows by Theil-Sen's slope over the second half, and the bar is held against the upper end of its
-interval. A run of few minutes misses it: what is kept of answers, for ten minutes, and after
+memory grows by Theil-Sen's slope over the second half, and the bar is held against the upper end of
+its interval. A run of few minutes misses it: what is kept of answers, for ten minutes, and after
 restarts, of which some twenty fill it, grows at first. So does a verifier's cache, whose memory is
 taken where tokens are first written: it has few slots here, full after a minute.
 """
