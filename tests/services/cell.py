@@ -1,22 +1,40 @@
 """Real processes of a cell in this event loop, on loopback."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
+
+import grpc
 
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.runtime.channel import health_of, sync_channel
 from tests.services import workers
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 async def health(process: Any, service: str) -> str:
     with sync_channel(process.endpoint) as channel:
         return await asyncio.to_thread(health_of, channel, service)
+
+
+async def says(process: Any, service: str, wanted: str) -> None:
+    """Until it says so of its health."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await health(process, service) != wanted:
+            pass
+
+
+async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How the other side ends a stream, whatever it says before."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await asyncio.wait_for(call.read(), 20) is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
 
 
 class Cell:
