@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from draft_service import rounds, rounds_server
 from dspark.runtime import backlog
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.synthetic.oracle import SyntheticOracle
 from dspark.types import EmptyReason, RefusalReason
 from dspark.wire import orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc
@@ -35,7 +33,7 @@ from tests.services.rounds_call import (
     row,
     written,
 )
-from tests.synthetic_file import synthetic_file
+from tests.synthetic_file import said, synthetic_file
 from tests.waiting import until
 
 BLOCK = 4
@@ -50,9 +48,7 @@ async def drafter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
-    oracle = SyntheticOracle(engine.spec)
-    keys = np.full(count, oracle.key(first_token, GREEDY.seed, GREEDY.choice), np.uint64)
-    return [int(token) for token in oracle.target(keys, np.arange(start, start + count))]
+    return said(engine.spec, first_token, GREEDY, start, count)
 
 
 async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:
