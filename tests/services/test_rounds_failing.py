@@ -112,7 +112,7 @@ async def test_an_order_brings_the_mask_of_each_sequence(
         heard.update(zip(read.sequences, read.masks, strict=True))
         return [sound(order)]
 
-    async with FakeDrafter(reply) as fake:
+    with FakeDrafter(reply) as fake:
         monkeypatch.setattr(
             CachedSequence, "first_mask", property(lambda state: b"mask" * (state.sequence % 3))
         )
@@ -126,7 +126,7 @@ async def test_an_order_brings_the_mask_of_each_sequence(
 async def test_whatever_a_drafter_says_answers_are_the_targets(
     conductor: Conductor, lie: str
 ) -> None:
-    async with FakeDrafter(LIES[lie]) as liar:
+    with FakeDrafter(LIES[lie]) as liar:
         conductor.know(1, liar)
         asked = [
             conductor.ask([5 + place, 6], params, LONG, drafter=1)
@@ -152,7 +152,7 @@ async def test_a_drafter_that_never_greets_and_one_that_never_answers(
     conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafters, "GREETING_S", 0.2)
-    async with FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
+    with FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
         mute.greets = False
         conductor.know(1, mute)
         conductor.know(2, slow)
