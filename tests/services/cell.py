@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -38,14 +38,18 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 @contextlib.asynccontextmanager
-async def standing_in(add: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> Any:
+async def standing_in(
+    add: Callable[[Any, grpc.aio.Server], None], servicer: Any
+) -> AsyncIterator[str]:
     """A server of that alone, by its endpoint, in the place of a process."""
     server = grpc.aio.server()
     add(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
 
 
 class Cell:

@@ -99,16 +99,6 @@ async def test_several_threads_are_those_of_passes_alone(
     assert await d.device.run(torch.get_num_threads) == 2
 
 
-class Raw:
-    """A control stream, message by message."""
-
-    def __init__(self, incarnation: int, call: Any) -> None:
-        self.incarnation, self.call = incarnation, call
-
-    async def tell(self, *orders: Any) -> None:
-        await self.call.write(write_down(self.incarnation, orders))
-
-
 @pytest.fixture
 async def v(cell: Cell, request: pytest.FixtureRequest) -> Any:
     """With settings that a test names."""
@@ -122,10 +112,11 @@ async def conductor(v: Any) -> AsyncIterator[Conductor]:
 
 
 @pytest.fixture
-async def raw(v: Any) -> AsyncIterator[Raw]:
+async def raw(v: Any) -> AsyncIterator[Any]:
+    """A control stream, message by message."""
     async with open_channel(v.endpoint) as channel:
         stub = verify_pb2_grpc.VerifyStub(channel)
-        yield Raw(v.incarnation, ending_as_told(stub.Control()))
+        yield ending_as_told(stub.Control())
 
 
 async def answered(conductor: Conductor, answer: Answer) -> None:
@@ -152,49 +143,49 @@ def admission(number: int, room: int = 100) -> Admission:
     ids=["plan", "large"],
 )
 async def test_a_coordinator_that_talks_nonsense_loses_its_stream_and_nobody_elses(
-    v: Any, conductor: Conductor, raw: Raw, message: verify_pb2.ControlDown, field: str
+    v: Any, conductor: Conductor, raw: Any, message: verify_pb2.ControlDown, field: str
 ) -> None:
     other = conductor.ask([5, 6], GREEDY, 300)
-    await raw.tell(Plan(window=2), admission(1 << 40))
+    await raw.write(write_down(v.incarnation, [Plan(window=2), admission(1 << 40)]))
     await until(lambda: v.engine.held.sequences == 2)
     message.incarnation = v.incarnation
-    await raw.call.write(message)
-    code, why = await ended(raw.call)
+    await raw.write(message)
+    code, why = await ended(raw)
     assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
     await until(lambda: v.engine.held.sequences <= 1)
     await answered(conductor, other)
 
 
 async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
-    v: Any, raw: Raw, monkeypatch: pytest.MonkeyPatch
+    v: Any, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its bytes, long before its messages are too many."""
     monkeypatch.setattr(backlog, "BYTES", 1 << 14)
     go_on = threading.Event()
     v.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
     # a byte a token
-    large = Admission(Admit(1, 0, 400, 10), [1] * 400, GREEDY, 410, False)
+    asked = Admission(Admit(1, 0, 400, 10), [1] * 400, GREEDY, 410, False)
+    large = write_down(v.incarnation, [asked])
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for _ in range(100):
-            await raw.tell(large)
+            await raw.write(large)
     go_on.set()
-    assert (await ended(raw.call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await ended(raw))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_orders_for_another_process_end_the_stream(v: Any, raw: Raw) -> None:
-    raw.incarnation = 5
-    await raw.tell(admission(1))
-    assert (await ended(raw.call))[0] is grpc.StatusCode.UNAVAILABLE
+async def test_orders_for_another_process_end_the_stream(v: Any, raw: Any) -> None:
+    await raw.write(write_down(5, [admission(1)]))
+    assert (await ended(raw))[0] is grpc.StatusCode.UNAVAILABLE
     assert v.engine.held.sequences == 0
 
 
 @pytest.mark.parametrize("v", [{"lease_s": 0.4}], indirect=True, ids=["short lease"])
 async def test_a_silent_coordinator_loses_its_sequences_and_one_with_nothing_to_say_does_not(
-    v: Any, raw: Raw
+    v: Any, raw: Any
 ) -> None:
-    await raw.tell(Plan(window=2), admission(1))
+    await raw.write(write_down(v.incarnation, [Plan(window=2), admission(1)]))
     await until(lambda: v.engine.held.sequences == 1)
-    code, why = await ended(raw.call)
+    code, why = await ended(raw)
     assert (code, why.split(":")[0]) == (grpc.StatusCode.UNAVAILABLE, "lease")
     await until(lambda: v.engine.held.sequences == 0)
     async with conducting(v, planned(PlanKind.OFF, 0)) as conductor:
