@@ -26,6 +26,7 @@ from tests.services.rounds_call import (
     GREEDY,
     VOCAB,
     WIDTH,
+    RoundsCall,
     calling,
     change,
     greeted,
@@ -51,6 +52,19 @@ def truth(first_token: int, start: int, count: int, engine: Any) -> list[int]:
     return said(engine.spec, first_token, GREEDY, start, count)
 
 
+@pytest.fixture
+async def call(drafter: Any) -> AsyncIterator[RoundsCall]:
+    async with greeted(drafter) as made:
+        yield made
+
+
+@pytest.fixture
+async def other(drafter: Any) -> AsyncIterator[RoundsCall]:
+    """Of another verifier."""
+    async with greeted(drafter, verifier=78) as made:
+        yield made
+
+
 async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any) -> None:
     async with greeted(drafter) as call:
         await call.open(1)
@@ -65,7 +79,7 @@ async def test_rows_and_order_are_one_message_and_the_block_follows(drafter: Any
 
 
 async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(
-    drafter: Any, monkeypatch: pytest.MonkeyPatch
+    drafter: Any, call: RoundsCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, bytes]] = []
     drafts = drafter.engine.draft
@@ -76,53 +90,49 @@ async def test_the_mask_of_a_first_slot_is_its_own_sequence_s(
 
     monkeypatch.setattr(drafter.engine, "draft", draft)
     masks = {11: b"mask", 12: b"", 13: b"mask" * 2}  # by anchor
-    async with greeted(drafter) as call:
-        for sequence in (1, 3):
-            await call.open(sequence)
-        rows = [row(anchor - 10, 8)._replace(anchor=anchor) for anchor in masks]
-        await call.order(1, *rows, masks=[*masks.values()])
+    for sequence in (1, 3):
+        await call.open(sequence)
+    rows = [row(anchor - 10, 8)._replace(anchor=anchor) for anchor in masks]
+    await call.order(1, *rows, masks=[*masks.values()])
     assert seen == [*masks.items()]
 
 
-async def test_more_rows_than_one_message_takes_come_behind_it(drafter: Any) -> None:
-    async with greeted(drafter) as call:
-        for sequence in (1, 2, 3):
-            await call.open(sequence, reserve=1000)
-        messages = written(1, row(1, 300), row(2, 2), row(3, 120))
-        assert len(messages) == 4  # 419 rows of 2 KiB
-        assert max(message.ByteSize() for message in messages) < orders.PART + 8192
-        blocks = await call.order(2, row(1, 300), row(2, 2), row(3, 120))
-        assert [block.watermark for block in blocks] == [299, 1, 119]
-        assert all(block.token_ids for block in blocks)
+async def test_more_rows_than_one_message_takes_come_behind_it(call: RoundsCall) -> None:
+    for sequence in (1, 2, 3):
+        await call.open(sequence, reserve=1000)
+    messages = written(1, row(1, 300), row(2, 2), row(3, 120))
+    assert len(messages) == 4  # 419 rows of 2 KiB
+    assert max(message.ByteSize() for message in messages) < orders.PART + 8192
+    blocks = await call.order(2, row(1, 300), row(2, 2), row(3, 120))
+    assert [block.watermark for block in blocks] == [299, 1, 119]
+    assert all(block.token_ids for block in blocks)
 
 
 async def test_rows_that_are_missing_or_contexts_that_are_not_there_leave_blocks_empty(
-    drafter: Any,
+    call: RoundsCall,
 ) -> None:
-    async with greeted(drafter) as call:
-        await call.open(1)
-        await call.order(1, row(1, 10))
-        blocks = await call.order(2, row(1, 20, have=15), row(8, 3), row(1 << 40, 3, epoch=2))
-        assert [block.empty_reason for block in blocks] == [
-            EmptyReason.FEATURES_MISSING, EmptyReason.UNKNOWN_SEQUENCE,
-            EmptyReason.UNKNOWN_SEQUENCE,
-        ]  # fmt: skip
-        assert blocks[0].watermark == 9
-        await call.tell(close=draft_pb2.CloseContexts(sequences=[{"sequence": 1, "epoch": 1}]))
-        (gone,) = await call.order(3, row(1, 21, have=19))
-        assert gone.empty_reason is EmptyReason.UNKNOWN_SEQUENCE
+    await call.open(1)
+    await call.order(1, row(1, 10))
+    blocks = await call.order(2, row(1, 20, have=15), row(8, 3), row(1 << 40, 3, epoch=2))
+    missing, unknown = EmptyReason.FEATURES_MISSING, EmptyReason.UNKNOWN_SEQUENCE
+    assert [block.empty_reason for block in blocks] == [missing, unknown, unknown]
+    assert blocks[0].watermark == 9
+    await call.tell(close=draft_pb2.CloseContexts(sequences=[{"sequence": 1, "epoch": 1}]))
+    (gone,) = await call.order(3, row(1, 21, have=19))
+    assert gone.empty_reason is unknown
 
 
-async def test_verifiers_that_name_sequences_alike_do_not_meet(drafter: Any) -> None:
-    async with greeted(drafter) as one, greeted(drafter, verifier=78) as other:
-        await one.open(1)
-        await other.open(1)
-        mine, theirs = await asyncio.gather(
-            one.order(1, row(1, 10)), other.order(1, row(1, 6), first_token=50)
-        )
-        assert list(mine[0].token_ids) == truth(5, 10, BLOCK, drafter.engine)
-        assert list(theirs[0].token_ids) == truth(50, 6, BLOCK, drafter.engine)
-        assert drafter.engine.held.sequences == 2
+async def test_verifiers_that_name_sequences_alike_do_not_meet(
+    drafter: Any, call: RoundsCall, other: RoundsCall
+) -> None:
+    await call.open(1)
+    await other.open(1)
+    mine, theirs = await asyncio.gather(
+        call.order(1, row(1, 10)), other.order(1, row(1, 6), first_token=50)
+    )
+    assert list(mine[0].token_ids) == truth(5, 10, BLOCK, drafter.engine)
+    assert list(theirs[0].token_ids) == truth(50, 6, BLOCK, drafter.engine)
+    assert drafter.engine.held.sequences == 2
 
 
 async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not(
@@ -149,25 +159,25 @@ async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_d
         keeping.cancel()
 
 
-async def test_contexts_that_nobody_names_any_more_are_freed(drafter: Any) -> None:
-    async with greeted(drafter) as call, greeted(drafter, verifier=78) as other:
-        for sequence in (1, 2):
-            await call.open(sequence)
-        await other.open(3)
-        await call.keep(2, 9)
-        await until(lambda: drafter.engine.held.sequences == 2)
-        blocks = await call.order(1, row(1, 5), row(2, 5))
-        assert [bool(block.token_ids) for block in blocks] == [False, True]
-        (theirs,) = await other.order(1, row(3, 5))
-        assert theirs.token_ids
+async def test_contexts_that_nobody_names_any_more_are_freed(
+    drafter: Any, call: RoundsCall, other: RoundsCall
+) -> None:
+    for sequence in (1, 2):
+        await call.open(sequence)
+    await other.open(3)
+    await call.keep(2, 9)
+    await until(lambda: drafter.engine.held.sequences == 2)
+    blocks = await call.order(1, row(1, 5), row(2, 5))
+    assert [bool(block.token_ids) for block in blocks] == [False, True]
+    (theirs,) = await other.order(1, row(3, 5))
+    assert theirs.token_ids
 
 
-async def test_a_context_without_room_is_refused_and_the_stream_goes_on(drafter: Any) -> None:
-    async with greeted(drafter) as call:
-        reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
-        assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
-        blocks = await call.order(1, row(0, 5), row(8, 5))
-        assert [bool(block.token_ids) for block in blocks] == [True, False]
+async def test_a_context_without_room_is_refused_and_the_stream_goes_on(call: RoundsCall) -> None:
+    reasons = [(await call.open(sequence)).refusal.reason for sequence in range(9)]
+    assert reasons == [0] * 8 + [RefusalReason.NO_PAGES]
+    blocks = await call.order(1, row(0, 5), row(8, 5))
+    assert [bool(block.token_ids) for block in blocks] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -218,60 +228,59 @@ HOSTILE = {
 
 @pytest.mark.parametrize("field", HOSTILE)
 async def test_what_does_not_fit_ends_the_stream_by_field_and_harms_nobody_else(
-    drafter: Any, field: str
+    drafter: Any, call: RoundsCall, other: RoundsCall, field: str
 ) -> None:
-    async with greeted(drafter) as good, greeted(drafter, verifier=78) as bad:
-        await good.open(1)
-        await bad.open(1)
-        await bad.call.write(HOSTILE[field])
-        code, why = await ended(bad.call)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert why.startswith(field), why
-        (block,) = await good.order(1, row(1, 10))
-        assert block.token_ids
-        await until(lambda: drafter.engine.held.sequences == 1)
+    await call.open(1)
+    await other.open(1)
+    await other.call.write(HOSTILE[field])
+    code, why = await ended(other.call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert why.startswith(field), why
+    (block,) = await call.order(1, row(1, 10))
+    assert block.token_ids
+    await until(lambda: drafter.engine.held.sequences == 1)
 
 
-async def test_rows_that_never_come_and_orders_out_of_turn_end_the_stream(drafter: Any) -> None:
-    async with greeted(drafter) as call:
-        await call.open(1, reserve=1000)
-        await call.call.write(written(1, row(1, 300))[0])
-        await call.call.write(written(2, row(1, 300))[0])
-        code, why = await ended(call.call)
-        assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "rows")
-    async with greeted(drafter) as call:
-        await call.open(1)
-        await call.order(2, row(1, 10))
-        await call.call.write(written(2, row(1, 12, have=9))[0])
-        assert (await ended(call.call))[1].startswith("order.order")
+async def test_rows_that_never_come_and_orders_out_of_turn_end_the_stream(
+    call: RoundsCall, other: RoundsCall
+) -> None:
+    await call.open(1, reserve=1000)
+    for number in (1, 2):
+        await call.call.write(written(number, row(1, 300))[0])
+    code, why = await ended(call.call)
+    assert (code, why.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "rows")
+    await other.open(1)
+    await other.order(2, row(1, 10))
+    await other.call.write(written(2, row(1, 12, have=9))[0])
+    assert (await ended(other.call))[1].startswith("order.order")
 
 
 async def test_a_verifier_that_says_more_than_is_heard_loses_its_stream(
-    drafter: Any, monkeypatch: pytest.MonkeyPatch
+    drafter: Any, call: RoundsCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its bytes, long before its messages are too many."""
     monkeypatch.setattr(backlog, "BYTES", 1 << 20)
     go_on = threading.Event()
-    async with greeted(drafter) as call:
-        drafter.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
-        try:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                for _ in range(200):
-                    await call.keep(*[1 << 60] * 1000)
-            code, _ = await ended(call.call)
-        finally:
-            go_on.set()
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    drafter.device.post(lambda: go_on.wait(20), asyncio.get_running_loop())
+    try:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for _ in range(200):
+                await call.keep(*[1 << 60] * 1000)
+        code, _ = await ended(call.call)
+    finally:
+        go_on.set()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_drafter_that_leaves_says_so_to_coordinators_and_opens_nobody(drafter: Any) -> None:
-    async with greeted(drafter) as call:
-        stub = draft_pb2_grpc.DraftStub(call.channel)
-        watch = stub.Watch(draft_pb2.WatchRequest(incarnation=drafter.incarnation))
-        drafter.draining.begin(5.0)
-        assert 4000 < (await asyncio.wait_for(watch.read(), 10)).finish_within_ms <= 5000
-        watch.cancel()
-        assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
+async def test_a_drafter_that_leaves_says_so_to_coordinators_and_opens_nobody(
+    drafter: Any, call: RoundsCall
+) -> None:
+    stub = draft_pb2_grpc.DraftStub(call.channel)
+    watch = stub.Watch(draft_pb2.WatchRequest(incarnation=drafter.incarnation))
+    drafter.draining.begin(5.0)
+    assert 4000 < (await asyncio.wait_for(watch.read(), 10)).finish_within_ms <= 5000
+    watch.cancel()
+    assert (await call.open(1)).refusal.reason == RefusalReason.NO_PAGES
 
 
 # the bound of one port is the server's
@@ -309,20 +318,19 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
 
 
 async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(
-    drafter: Any, monkeypatch: pytest.MonkeyPatch
+    drafter: Any, call: RoundsCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the device is gone")
 
     name = "dspark.wire.v1.Draft"
-    async with greeted(drafter) as call:
-        await call.open(1)
-        await says(drafter, name, "serving")
-        monkeypatch.setattr(type(drafter.engine), "draft", broken)
-        for number in range(1, 6):
-            (block,) = await call.order(number, row(1, 10))
-            assert block.empty_reason is EmptyReason.INVALID
-        await says(drafter, name, "not_serving")
-        monkeypatch.undo()
-        await call.order(6, row(1, 10))
-        await says(drafter, name, "serving")
+    await call.open(1)
+    await says(drafter, name, "serving")
+    monkeypatch.setattr(type(drafter.engine), "draft", broken)
+    for number in range(1, 6):
+        (block,) = await call.order(number, row(1, 10))
+        assert block.empty_reason is EmptyReason.INVALID
+    await says(drafter, name, "not_serving")
+    monkeypatch.undo()
+    await call.order(6, row(1, 10))
+    await says(drafter, name, "serving")
