@@ -44,6 +44,15 @@ class Authority:
         host, _, port = endpoint.rpartition(":")
         return ssl.get_server_certificate((host, int(port)), ca_certs=self.path("ca.crt"))
 
+    def check_renewal(self, endpoint: str) -> None:
+        """A server there takes new certificates, and files that do not fit each other change
+        nothing."""
+        before = self.shown(endpoint)
+        self.spoil("node.crt")
+        assert self.shown(endpoint) == before
+        self.renew()
+        assert self.shown(endpoint) != before
+
     def path(self, file: str) -> str:
         return str(self.folder / file)
 

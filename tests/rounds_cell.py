@@ -80,14 +80,9 @@ class ToyPair:
     ) -> list[tuple[int, ...]]:
         drawn = []
         for held, prefix in asked:
-            said: list[int] = []
-            token, position = held.tokens[-1], len(held.tokens) - 1
-            for slot in range(len(prefix) + 1):
-                token, position = after(token, position), position + 1
-                said.append(token)
-                if slot < len(prefix) and prefix[slot] != token:
-                    break
-            drawn.append(tuple(said))
+            said = answer_of(held.tokens, len(prefix) + 1)
+            wrong = (slot for slot, token in enumerate(prefix) if token != said[slot])
+            drawn.append(tuple(said[: next(wrong, len(prefix)) + 1]))
         return drawn
 
 
@@ -122,7 +117,9 @@ class Tampered:
         self.port.close(why)
 
     def heard(self, news: Sequence[Up]) -> None:
-        said = [each for each in self.tampers(news) if not self._holds(each)]
+        told = self.tampers(news)
+        self.held.extend(filter(self.holding, told))
+        said = [each for each in told if not self.holding(each)]
         self.said.extend(said)
         if self._listener is not None and said:
             self._listener.heard(said)
@@ -159,12 +156,6 @@ class Tampered:
         held, self.held = self.held, []
         if held:
             self.heard(held)
-
-    def _holds(self, news: Up) -> bool:
-        if self.holding(news):
-            self.held.append(news)
-            return True
-        return False
 
     def lost(self, why: str) -> None:
         if self._listener is not None:

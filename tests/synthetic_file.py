@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+
+from dspark.synthetic.oracle import SyntheticOracle
+from dspark.synthetic.spec import SyntheticSpec
+from dspark.types import SamplingParams
 
 Accept = Sequence[float] | Mapping[str, Sequence[float]]
 
@@ -33,3 +38,12 @@ def synthetic_file(folder: Path, accept: Accept, **options: Any) -> str:
     path = folder / "pair.yaml"
     path.write_text(yaml.safe_dump(synthetic_document(accept, **options)), encoding="utf-8")
     return str(path)
+
+
+def said(
+    spec: SyntheticSpec, first_token: int, params: SamplingParams, start: int, count: int
+) -> list[int]:
+    """What its target says from position `start` on, behind a prompt that begins so."""
+    oracle = SyntheticOracle(spec)
+    keys = np.full(count, oracle.key(first_token, params.seed, params.choice), np.uint64)
+    return [int(token) for token in oracle.target(keys, np.arange(start, start + count))]

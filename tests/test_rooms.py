@@ -22,24 +22,19 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     """(dotted module, or what is taken from one; whether the import runs when the file is
     imported)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = set(map(id, _module_level(tree.body)))
+    late = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in top) for alias in node.names)
+            yield from ((alias.name, node not in late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or "", id(node) in top
-            yield from ((f"{node.module}.{alias.name}", id(node) in top) for alias in node.names)
-
-
-def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        for inner in ("body", "orelse", "handlers", "finalbody"):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from _module_level(
-                    [s for s in getattr(node, inner, []) if isinstance(s, ast.stmt)]
-                )
+            yield node.module or "", node not in late
+            yield from ((f"{node.module}.{alias.name}", node not in late) for alias in node.names)
 
 
 def _sources(room: str) -> list[Path]:

@@ -32,12 +32,8 @@ def test_a_sweep_over_users_and_policies(
         (series, users) for users in (1, 3) for series in ("dspark off", "dspark fixed:3")
     ]
     for point in points:
-        assert (point["answers"], point["tokens"], point["errors"], point["counted_by"]) == (
-            6,
-            60,
-            {},
-            "ids",
-        )
+        assert (point["answers"], point["tokens"]) == (6, 60)
+        assert (point["errors"], point["counted_by"]) == ({}, "ids")
         assert point["bytes_per_token"]["client"] > 0
         drafts = point["series"] != "dspark off"
         assert (point["budget"] > 0) == (point["verified_per_token"] > 0) == drafts

@@ -22,10 +22,6 @@ pytestmark = pytest.mark.timeout(1200)
 PATIENCE_S = 600.0
 
 
-def _finish(words: list[str]) -> None:
-    dspark("train", *words, within_s=PATIENCE_S)
-
-
 def _kill_when(words: list[str], happened: Callable[[], bool], said: Path) -> bool:
     """Runs the command in a process and kills it as soon as something has happened; False when it
     ended before that. said: file for its output."""
@@ -79,7 +75,7 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
             tmp_path / "said",
         )
     assert kills == 2
-    _finish(words(parts))
+    dspark("train", *words(parts), within_s=PATIENCE_S)
     curve, again = (Log(folder / "log.csv").read() for folder in (whole, parts))
     for columns in (curve, again):
         del columns["seconds"]
@@ -117,15 +113,13 @@ def test_regeneration_killed_and_resumed_has_every_row_once_and_in_order(
         return parts.stat().st_size if parts.exists() else 0
 
     step = whole.stat().st_size // (kills + 1)
-    done = 0
-    while done < kills:
+    for _ in range(kills):
         wanted = size() + rng.randrange(1, step)
         assert _kill_when(
             words(parts),
             lambda wanted=wanted: size() >= wanted,  # type: ignore[misc]
             tmp_path / "said",
         )
-        done += 1
-    _finish(words(parts))
+    dspark("train", *words(parts), within_s=PATIENCE_S)
     assert [row["id"] for row in read_rows(parts)] == [f"row {number}" for number in range(rows)]
     assert parts.read_bytes() == whole.read_bytes()

@@ -15,12 +15,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from deploy.process_tags import marked
 from dspark.client import Chunk, Client, ProcessStatus, find_cell
 from dspark.client.cell import cell_file, is_alive
 from dspark.errors import DsparkError, Unavailable
+from dspark.wire.v1 import verify_pb2_grpc
+from dspark.wire.v1.types_pb2 import DescribeRequest
 from tests.commands import DSPARK, dspark, run
 from tests.faults.oracle import plain_greedy
 from tests.faults.secured_cell import listeners
@@ -90,11 +93,6 @@ def test_every_process_listens_on_loopback_only(cluster: Client) -> None:
 
 
 def test_workers_refuse_calls_without_the_shared_token(cluster: Client) -> None:
-    import grpc
-
-    from dspark.wire.v1 import verify_pb2_grpc
-    from dspark.wire.v1.types_pb2 import DescribeRequest
-
     with grpc.insecure_channel(_processes()["verify/0"].endpoint) as channel:
         stub = verify_pb2_grpc.VerifyStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
@@ -133,12 +131,8 @@ def test_a_killed_coordinator_comes_back_at_the_same_endpoint(cluster: Client) -
     before, after = _kill("coordinator/0")
     assert after.endpoint == before.endpoint
     wait_until(lambda: "draft/0" in _processes())
-    assert (
-        cluster.complete(
-            PROMPT, max_tokens=4, temperature=0.0, timeout=30
-        ).end.usage.completion_tokens
-        == 4
-    )
+    answer = cluster.complete(PROMPT, max_tokens=4, temperature=0.0, timeout=30)
+    assert answer.end.usage.completion_tokens == 4
 
 
 @contextlib.asynccontextmanager

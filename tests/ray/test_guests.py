@@ -92,10 +92,7 @@ def test_a_signal_while_processes_start_takes_them_back_and_the_next_cell_serves
     try:
         told = guest.processes()
         assert front == told["frontend/0"]["endpoint"] == find_cell().for_clients
-        for where in (
-            (),
-            ("--endpoint", told["coordinator/0"]["endpoint"]),
-        ):
+        for where in ((), ("--endpoint", told["coordinator/0"]["endpoint"])):
             # by themselves clients ask the front end
             (point,) = json.loads(guest.run("bench", "--json", *where, *LOAD.split()))["points"]
             assert (point["answers"], point["errors"]) == (4, {})
@@ -119,14 +116,8 @@ def test_two_cells_of_one_cluster_keep_apart(host: dict[str, str], tmp_path: Pat
             assert other.processes().keys() == {"coordinator/0", "verify/0"}
             one.run("down", "--now")
             wait_until(lambda: not any(is_alive(each["pid"]) for each in ours.values()))
-            assert (
-                len(
-                    other.run(
-                        "generate", "--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos"
-                    ).split()
-                )
-                == 4
-            )
+            asked = ("--token-ids", "5,9", "--max-tokens", "4", "--ignore-eos")
+            assert len(other.run("generate", *asked).split()) == 4
         finally:
             staying.send_signal(signal.SIGTERM)
             staying.communicate(timeout=LIMIT_S)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dspark.training.record import Log
 from dspark.training.settings import Settings
-from dspark.training.trainer import LOG, train_drafter
+from dspark.training.trainer import train_drafter
 from tests.commands import dspark
-from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
+from tests.unit.training.pipeline import check_curves, random_samples, short_run
 
 pytestmark = pytest.mark.ray
 
@@ -28,6 +27,4 @@ def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: P
     said = dspark("train", *words, environment=home, within_s=280)
     assert json.loads(said)["drafter"] == str(Path(both.out) / "drafter")
     train_drafter(alone)
-    curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
-    for name in COLUMNS:
-        assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
+    check_curves(alone, both)

@@ -1,22 +1,55 @@
 """Real processes of a cell in this event loop, on loopback."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
+
+import grpc
 
 from coordinator.config import CoordinatorConfig
 from coordinator.workers.worker import Address, WorkerRole
 from dspark.client import AsyncClient
 from dspark.runtime.channel import health_of, sync_channel
 from tests.services import workers
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 async def health(process: Any, service: str) -> str:
     with sync_channel(process.endpoint) as channel:
         return await asyncio.to_thread(health_of, channel, service)
+
+
+async def says(process: Any, service: str, wanted: str) -> None:
+    """Until it says so of its health."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await health(process, service) != wanted:
+            pass
+
+
+async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
+    """How the other side ends a stream, whatever it says before."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await asyncio.wait_for(call.read(), 20) is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
+
+
+@contextlib.asynccontextmanager
+async def standing_in(
+    add: Callable[[Any, grpc.aio.Server], None], servicer: Any
+) -> AsyncIterator[str]:
+    """A server of that alone, by its endpoint, in the place of a process."""
+    server = grpc.aio.server()
+    add(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
 
 
 class Cell:
@@ -33,13 +66,12 @@ class Cell:
         pair: Path | str = "",
         shared: Mapping[str, Any] | None = None,
     ) -> None:
-        self._verify: dict[str, Any] = {"target": str(target), "drafter": str(drafter)}
-        self._draft: dict[str, Any] = {"path": str(drafter)}
-        self._warm_up_s = 0.0
-        if pair:
-            self._verify = self._draft = workers.simulated(pair)
-            self._warm_up_s = CoordinatorConfig.warm_up_s
         self._shared = dict(shared or {})
+        simulated = workers.simulated(pair) if pair else {}
+        self._warm_up_s = CoordinatorConfig.warm_up_s if pair else 0.0
+        files = {"target": str(target), "drafter": str(drafter)}
+        self._verify = {**(simulated or files), **self._shared}
+        self._draft = {**(simulated or {"path": str(drafter)}), **self._shared}
         self._ends = AsyncExitStack()
         self.verifiers: list[Any] = []
         self.drafters: list[Any] = []
@@ -52,18 +84,18 @@ class Cell:
         await self._ends.aclose()
 
     async def verifier(self, **settings: Any) -> Any:
-        name = f"verify/{len(self.verifiers)}"
-        given = {**self._verify, **self._shared, "name": name, **settings}
-        self.verifiers.append(await self.begun(workers.verifier(**given)))
-        return self.verifiers[-1]
+        return await self._worker(workers.verifier, self.verifiers, {**self._verify, **settings})
 
-    async def drafter(self, folder: Path | None = None, **settings: Any) -> Any:
-        name = f"draft/{len(self.drafters)}"
-        given = {**self._draft, **self._shared, "name": name, **settings}
-        if folder is not None:
-            given["path"] = folder
-        self.drafters.append(await self.begun(workers.drafter(**given)))
-        return self.drafters[-1]
+    async def drafter(self, **settings: Any) -> Any:
+        return await self._worker(workers.drafter, self.drafters, {**self._draft, **settings})
+
+    async def _worker(
+        self, start: Callable[..., workers.Serving], pool: list[Any], settings: dict[str, Any]
+    ) -> Any:
+        role = "verify" if pool is self.verifiers else "draft"
+        given = {"name": f"{role}/{len(pool)}", **settings}
+        pool.append(await self.begun(start(**given)))
+        return pool[-1]
 
     async def coordinator(
         self,

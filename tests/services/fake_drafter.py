@@ -1,7 +1,7 @@
 """A drafter of the tests' own, which greets and answers as it is told, and its lies."""
 
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -15,67 +15,25 @@ Said = draft_pb2.Blocks | draft_pb2.RoundsWelcome
 Reply = Callable[[draft_pb2.Order], list[Said] | None]  # None ends the stream, [] stays silent
 
 
-class FakeDrafter(draft_pb2_grpc.DraftServicer):
-    """A context that listens."""
+def welcome(name: str, incarnation: int = INCARNATION) -> draft_pb2.RoundsWelcome:
+    return draft_pb2.RoundsWelcome(incarnation=incarnation, drafter_version=name)
 
-    incarnation = INCARNATION
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply, self.greets, self.orders = reply, True, 0
-        self._server = grpc.aio.server()
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    async def __aenter__(self) -> Self:
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(0)
-
-    async def Describe(
-        self, request: types_pb2.DescribeRequest, context: Any
-    ) -> draft_pb2.DrafterDescription:
-        return draft_pb2.DrafterDescription(incarnation=INCARNATION)
-
-    async def Rounds(
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[draft_pb2.RoundsEvent]:
-        async for command in request_iterator:
-            match command.WhichOneof("command"):
-                case "hello" if self.greets:
-                    welcome = draft_pb2.RoundsWelcome(
-                        incarnation=INCARNATION, drafter_version="fake"
-                    )
-                    yield draft_pb2.RoundsEvent(welcome=welcome)
-                case "open":
-                    opened = draft_pb2.ContextOpened(
-                        sequence=command.open.sequence, epoch=command.open.epoch
-                    )
-                    yield draft_pb2.RoundsEvent(opened=opened)
-                case "order":
-                    self.orders += 1
-                    if (said := self.reply(command.order)) is None:
-                        return
-                    for each in said:
-                        yield event(each)
+EVENTS = {"Blocks": "blocks", "ContextOpened": "opened", "RoundsWelcome": "welcome"}
 
 
 def event(
     said: draft_pb2.Blocks | draft_pb2.ContextOpened | draft_pb2.RoundsWelcome,
 ) -> draft_pb2.RoundsEvent:
-    match said:
-        case draft_pb2.Blocks():
-            return draft_pb2.RoundsEvent(blocks=said)
-        case draft_pb2.ContextOpened():
-            return draft_pb2.RoundsEvent(opened=said)
-        case _:
-            return draft_pb2.RoundsEvent(welcome=said)
+    fields: dict[str, Any] = {EVENTS[type(said).__name__]: said}
+    return draft_pb2.RoundsEvent(**fields)
 
 
 class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
     """It greets with its name and says what a test puts into `said`; until None, to everybody.
     rounds_port: where it says its rounds are; 0: where everything else is."""
+
+    incarnation = INCARNATION
 
     def __init__(self, name: str = "fake", rounds_port: int = 0) -> None:
         self.said: queue.SimpleQueue[draft_pb2.Blocks | draft_pb2.ContextOpened | None]
@@ -89,17 +47,44 @@ class ThreadedDrafter(draft_pb2_grpc.DraftServicer):
     def Describe(
         self, request: types_pb2.DescribeRequest, context: Any
     ) -> draft_pb2.DrafterDescription:
-        return draft_pb2.DrafterDescription(rounds_port=self._rounds_port)
+        return draft_pb2.DrafterDescription(incarnation=INCARNATION, rounds_port=self._rounds_port)
 
     def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
-        yield event(draft_pb2.RoundsWelcome(incarnation=INCARNATION, drafter_version=self._name))
+        yield event(welcome(self._name))
         while (said := self.said.get()) is not None:
             yield event(said)
         self.said.put(None)
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         self.said.put(None)
         self._server.stop(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = stop
+
+
+class FakeDrafter(ThreadedDrafter):
+    """It opens every context, and replies to orders."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply, self.greets, self.orders = reply, True, 0
+        super().__init__()
+
+    def Rounds(self, request_iterator: Any, context: Any) -> Iterator[draft_pb2.RoundsEvent]:
+        for command in request_iterator:
+            match command.WhichOneof("command"):
+                case "hello" if self.greets:
+                    yield event(welcome("fake"))
+                case "open":
+                    told = command.open
+                    yield event(draft_pb2.ContextOpened(sequence=told.sequence, epoch=told.epoch))
+                case "order":
+                    self.orders += 1
+                    if (said := self.reply(command.order)) is None:
+                        return
+                    yield from map(event, said)
 
 
 def sound(order: draft_pb2.Order, /, **changes: Any) -> draft_pb2.Blocks:
@@ -155,7 +140,5 @@ LIES: dict[str, Reply] = {
     "bytes that are missing": lying(lambda n: {"q_ids": b""}),
     "nothing at all": lambda order: [draft_pb2.Blocks()],
     "the end of its stream": lambda order: None,
-    "the greeting of another process": lambda order: [
-        draft_pb2.RoundsWelcome(incarnation=5, drafter_version="another")
-    ],
+    "the greeting of another process": lambda order: [welcome("another", incarnation=5)],
 }

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+import anthropic
+import httpx
 import openai
 import pytest
 from anyio.from_thread import start_blocking_portal
@@ -67,6 +69,13 @@ class HttpCell:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **options}
         )
+
+    def claude(self) -> anthropic.Anthropic:
+        """The official client of the other dialect, likewise."""
+        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, **options)
 
     def chat(self, **fields: Any) -> Any:
         """A chat of one turn through the official client."""

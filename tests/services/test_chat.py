@@ -92,14 +92,23 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 
+    def say(self, turn: str) -> None:
+        self.type(f"{turn}\n")
+        self.until(f"{turn}\n")
+
     def __enter__(self) -> Self:
+        self.until("Ctrl-D ends\n> ")
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is not None:
+        if error is None:
+            self.type("\x04")
+            self.until("\n")
+        else:
             self._process.kill()
-        self.code = self._process.wait(LONGEST_S)
+        code = self._process.wait(LONGEST_S)
         os.close(self._screen)  # before its end that would end it
+        assert error is not None or code == 0
 
 
 cell = of_module()
@@ -125,38 +134,27 @@ def test_turns_build_on_what_was_said_before(cell: HttpCell) -> None:
     said.append(("assistant", _expected(cell, said, 12)))
     said.append(("user", SECOND))
     with Terminal(*_words(cell, "--system", SYSTEM, "--max-tokens", "12")) as terminal:
-        terminal.until("Ctrl-D ends\n> ")
-        terminal.type(f"\n{FIRST}\n")  # an empty line is no turn
-        terminal.until(f"{FIRST}\n")
+        terminal.type("\n")  # an empty line is no turn
+        terminal.say(FIRST)
         assert terminal.until("\n[12 tokens (the most), ") == said[2][1]
         assert "tokens/s" in terminal.until(" tokens a round]\n> ")
-        terminal.type(f"{SECOND}\n")
-        terminal.until(f"{SECOND}\n")
+        terminal.say(SECOND)
         assert terminal.until("\n[12 tokens (the most), ") == _expected(cell, said, 12)
         terminal.until(" tokens a round]\n> ")
-        terminal.type("\x04")
-        terminal.until("\n")
-    assert terminal.code == 0
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_the_conversation(cell: HttpCell) -> None:
     with Terminal(*_words(cell, "--max-tokens", "3500")) as terminal:
-        terminal.until("Ctrl-D ends\n> ")
         terminal.interrupt("Ctrl-D ends\n> ")  # no answer is running
-        terminal.type(f"{FIRST}\n")
-        terminal.until(f"{FIRST}\n")
+        terminal.say(FIRST)
         # What is not read stays in the terminal's own buffer, which holds less than the answer: it
         # cannot end before.
         terminal.until_something()
         terminal.interrupt("[interrupted after ")
         terminal.until("tokens]\n> ")
-        terminal.type(f"{SECOND}\n")
-        terminal.until(f"{SECOND}\n")
+        terminal.say(SECOND)
         terminal.until_something()
         terminal.interrupt("tokens]\n> ")
-        terminal.type("\x04")
-        terminal.until("\n")
-    assert terminal.code == 0
 
 
 def test_a_pipe_is_a_conversation_too_and_errors_leave_it_open(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
-import httpx
 import jsonschema
 import openai
 import pydantic
@@ -26,6 +25,15 @@ GREEDY: Any = {"extra_body": {"temperature": 0.0}}  # the newest client has no w
 CALLING: Any = {"model": "tiny", "messages": [USER], "tools": [TOOL], **GREEDY}
 
 
+UNKEPT: Any = {"type": "json_schema", "schema": {"type": "no"}}
+IMAGE: Any = {"type": "image", "source": {}}
+
+
+def said(role: str, *parts: Any) -> dict[str, Any]:
+    """A turn of such parts."""
+    return {"role": role, "content": parts}
+
+
 class Thing(pydantic.BaseModel):
     kind: Literal["plain", "süß"]
     good: bool
@@ -36,7 +44,7 @@ cell = of_module(target_that_calls)
 
 @pytest.fixture
 def claude(cell: HttpCell) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as made:
+    with cell.claude() as made:
         yield made
 
 
@@ -46,10 +54,8 @@ def client(cell: HttpCell) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def chat(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
-    return client.chat.completions.create(
-        model="tiny", messages=messages, **{"temperature": 0.0, **fields}
-    )
+def chat(cell: HttpCell, *messages: Any, **fields: Any) -> Any:
+    return cell.chat(messages=messages, **{"temperature": 0.0, **fields})
 
 
 def read(made: anthropic.types.Message) -> int:
@@ -57,11 +63,9 @@ def read(made: anthropic.types.Message) -> int:
     return made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
 
 
-def test_a_message_says_what_a_chat_says(
-    claude: anthropic.Anthropic, client: openai.OpenAI, cell: HttpCell
-) -> None:
+def test_a_message_says_what_a_chat_says(claude: anthropic.Anthropic, cell: HttpCell) -> None:
     fields: Any = {"model": "tiny", "max_tokens": 24, **GREEDY}
-    said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
+    said = chat(cell, {"role": "system", "content": "Be brief."}, USER, max_tokens=24)
     made = claude.messages.create(
         messages=[USER], system=[{"type": "text", "text": "Be brief."}], **fields
     )
@@ -102,18 +106,18 @@ def test_a_message_says_what_a_chat_says(
 
 
 def test_a_message_goes_on_with_the_assistant_s_turn(
-    claude: anthropic.Anthropic, client: openai.OpenAI
+    claude: anthropic.Anthropic, cell: HttpCell
 ) -> None:
     extra = {"continue_final_message": True, "add_generation_prompt": False}
     for begun in ("return x", ""):
         turns: Any = [USER, {"role": "assistant", "content": begun}]
-        said = chat(client, turns, max_tokens=8, extra_body=extra)
+        said = chat(cell, *turns, max_tokens=8, extra_body=extra)
         made = claude.messages.create(model="tiny", max_tokens=8, messages=turns, **GREEDY)
         assert made.content[0].text == said.choices[0].message.content
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     calling = {"role": "assistant", "content": "so: ", "tool_calls": [call]}
     with pytest.raises(openai.BadRequestError, match="continue_final_message: the last message"):
-        chat(client, [USER, calling], extra_body=extra)
+        chat(cell, USER, calling, extra_body=extra)
 
 
 def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic) -> None:
@@ -138,7 +142,7 @@ def test_messages_call_tools_and_take_their_results(claude: anthropic.Anthropic)
 
 
 def test_a_call_that_was_cut_goes_back_as_it_was_told(
-    claude: anthropic.Anthropic, client: openai.OpenAI
+    claude: anthropic.Anthropic, cell: HttpCell
 ) -> None:
     short: Any = {**CALLING, "tool_choice": {"type": "tool", "name": "weather"}}
     whole = claude.messages.create(max_tokens=300, **short).usage.output_tokens
@@ -155,7 +159,7 @@ def test_a_call_that_was_cut_goes_back_as_it_was_told(
     turns = [USER, {"role": "assistant", "tool_calls": [said]}]
     turns.append({"role": "tool", "tool_call_id": block.id, **told})
     tool = {"type": "function", "function": {**WEATHER, "parameters": PARAMETERS}}
-    again = chat(client, turns, tools=[tool], max_tokens=4)
+    again = chat(cell, *turns, tools=[tool], max_tokens=4)
     assert again.usage.prompt_tokens == read(after)
 
 
@@ -188,20 +192,11 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages[0].content[0].type",
-        ),
+        ({"messages": [said("user", IMAGE)]}, "messages[0].content[0].type"),
         ({"system": [{"text": "x"}]}, "system[0]: must"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].role"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": [USE]}, USER]},
-            "messages[1].content[0].input",
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "content": [{**USE, "input": {}}]}]},
-            "messages: the last message calls tools",
-        ),
+        ({"messages": [said("assistant", USE)]}, "messages[0].content[0].input"),
+        ({"messages": [said("assistant", {**USE, "input": {}})]}, "messages: the last message"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),
@@ -213,10 +208,7 @@ def test_anthropic_s_own_loop_over_tools_goes_on_without_a_thread(
         ({"what": 1}, "what: is not a field"),
         ({"temperature": -1.0}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
-            "output_config.format",
-        ),
+        ({"output_config": {"format": UNKEPT}}, "output_config.format"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,12 +236,10 @@ def test_what_exceeds_the_context_is_told_in_words_that_clients_know(
     cell: HttpCell, route: str, size: str
 ) -> None:
     said = "def f" if size == "answer" else "def f" * 3000
-    body: dict[str, Any] = {"messages": [{**USER, "content": said}], "max_tokens": 100_000}
-    if route == "completions":
-        body = {"prompt": said, "max_tokens": 100_000}
-    elif route == "responses":
-        body = {"input": said, "max_output_tokens": 100_000}
-    answer = httpx.post(f"{cell.url}/v1/{route}", json=body)
+    asked = {"completions": "prompt", "responses": "input"}.get(route, "messages")
+    most = "max_output_tokens" if route == "responses" else "max_tokens"
+    body = {asked: [{**USER, "content": said}] if asked == "messages" else said, most: 100_000}
+    answer = cell.post(f"/v1/{route}", body)
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert re.search(r"this model's maximum context length is \d+ tokens", error["message"])
@@ -260,7 +250,7 @@ def test_what_exceeds_the_context_is_told_in_words_that_clients_know(
 
 
 def test_a_response_says_what_a_chat_says(client: openai.OpenAI, cell: HttpCell) -> None:
-    said = chat(client, [{"role": "system", "content": "Be brief."}, USER], max_tokens=24)
+    said = chat(cell, {"role": "system", "content": "Be brief."}, USER, max_tokens=24)
     fields: Any = {"model": "tiny", "max_output_tokens": 24, "temperature": 0.0}
     fields["instructions"] = "Be brief."
     made = client.responses.create(input="def f", **fields)
@@ -320,16 +310,10 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-        ),
-        ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [said("user", {"type": "input_image"})]}, "input[0].content[0].type"),
+        ({"input": [said("user", {"text": "x"})]}, "input[0].content[0]"),
         ({"input": []}, "input"),
-        (
-            {"input": [USER, {"role": "assistant", "content": "a"}, CALL, USER]},
-            "input[2].arguments",
-        ),
+        ({"input": [USER, CALL, USER]}, "input[1].arguments"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
@@ -337,10 +321,7 @@ def test_a_response_in_a_form(client: openai.OpenAI) -> None:
         ({"text": 1}, "text"),
         ({"label": "x"}, "label"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}}},
-            "text.format",
-        ),
+        ({"text": {"format": {**UNKEPT, "name": "x"}}}, "text.format"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,10 +9,8 @@ import torch
 from dspark.types import RefusalReason
 from dspark.wire import tensors
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
-from tests.services.test_rounds_at_drafter import change, greeted
+from tests.services.rounds_call import VERIFIER, change, greeted
 from tests.services.workers import drafter
-
-VERIFIER = 4
 
 
 def chunk(process: Any, sequence: int, count: int, *, epoch: int = 1) -> features_pb2.FeatureChunk:
@@ -38,10 +36,11 @@ def dropped(process: Any, reason: RefusalReason) -> float:
     return float(process.metrics.value("dropped_total", **told))
 
 
-async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafter: Path) -> None:
+async def test_a_malformed_chunk_is_refused_and_sound_ones_are_acknowledged_with_a_watermark(
+    golden_drafter: Path,
+) -> None:
     async with drafter(golden_drafter) as d, greeted(d, verifier=VERIFIER) as rounds:
         await rounds.open(1, epoch=2)
-        (number,) = d.engine._contexts._contexts
         call = features_pb2_grpc.FeaturesStub(rounds.channel).Push()
 
         def spoiled(**fields: Any) -> features_pb2.FeatureChunk:
@@ -62,10 +61,13 @@ async def test_a_malformed_chunk_is_refused_and_the_stream_goes_on(golden_drafte
             (spoiled(token_ids=[1, 2, 3]), RefusalReason.INVALID),
             (spoiled(start_position=4_000_000_000), RefusalReason.INVALID),
             (spoiled(epoch=1), RefusalReason.UNKNOWN_SEQUENCE),
+            (spoiled(source_incarnation=VERIFIER + 1), RefusalReason.UNKNOWN_SEQUENCE),
         ):
             before = dropped(d, reason)
             ack = await pushed(call, wrong)
-            assert len(ack.refused) == 1
+            assert [(each.sequence, each.epoch) for each in ack.refused] == [(1, wrong.epoch)]
+            assert not ack.watermarks
             assert dropped(d, reason) == before + len(wrong.token_ids)
-        assert not (await pushed(call, chunk(d, 1, 4, epoch=2))).refused
-        assert d.engine.watermark(number, 2) == 4
+        ack = await pushed(call, chunk(d, 1, 4, epoch=2))
+        assert not ack.refused
+        assert [(each.sequence, each.epoch, each.rows) for each in ack.watermarks] == [(1, 2, 4)]

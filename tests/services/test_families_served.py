@@ -189,14 +189,14 @@ async def test_a_verifier_refuses_a_drafter_of_another_target(
 async def test_a_language_model_with_another_tokenizer_is_refused(
     cell: Cell, tmp_path: Path
 ) -> None:
-    for name in ("target", "drafter"):
-        (tmp_path / name).mkdir()
+    for name, letters in (("target", "abc"), ("drafter", "acb")):
+        folder = tmp_path / name
+        folder.mkdir()
         for file in ("config.json", "model.safetensors"):
-            shutil.copyfile(TARGET / file, tmp_path / name / file)
-        vocab = {"a": 0, "b": 1 if name == "target" else 2, "c": 2 if name == "target" else 1}
-        (tmp_path / name / "tokenizer.json").write_text(
-            json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
-        )
+            shutil.copyfile(TARGET / file, folder / file)
+        vocab = {letter: token for token, letter in enumerate(letters)}
+        told = {"model": {"vocab": vocab}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(told))
     with pytest.raises(CheckpointError, match="token 1 is 'c' there and 'b' here"):
         await cell.verifier(target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))
 

@@ -5,7 +5,6 @@ import json
 import re
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pydantic
@@ -212,7 +211,7 @@ def test_metrics_tell_what_forms_did(cell: HttpCell) -> None:
 def shown(cell: HttpCell, shape: str) -> list[dict[str, Any]]:
     """Events of an answer as the live page gets them."""
     asked = {"messages": [{"role": "user", "content": "x"}], "shape": shape, "policy": "fixed:3"}
-    answer = httpx.post(f"{cell.url}/live/generate", json=asked, timeout=60.0)
+    answer = cell.post("/live/generate", asked)
     told = filter(None, answer.text.split("\n\n"))
     return [json.loads(event.removeprefix("data: ")) for event in told]
 

@@ -3,9 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +11,9 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
-from coordinator.cells.frontends import CELL
 from coordinator.frontend import remote_cell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
@@ -27,47 +21,22 @@ from dspark.client.request import write_request
 from dspark.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from dspark.rounds.policy import Off
 from dspark.runtime.channel import auth_metadata, open_channel
-from dspark.runtime.security import Security
-from dspark.runtime.server import GrpcServer
-from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams
 from dspark.wire.v1 import frontend_pb2, frontend_pb2_grpc, generate_pb2, generate_pb2_grpc
+from tests.commands import DSPARK
+from tests.faults.pair import FLAT
 from tests.keys import token_files
 from tests.services import workers
-from tests.services.cell import Cell, health
-from tests.synthetic_file import synthetic_file
+from tests.services.cell import Cell, ended, health, says, standing_in
+from tests.services.http_cell import TARGET, synthetic_pair
 from tests.waiting import until
 
 GENERATION = "dspark.wire.v1.Generation"
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> str:
-    """Steps short enough for tests and long enough to be in the middle of."""
-    return synthetic_file(
-        tmp_path, [0.9, 0.9, 0.8], verify_ms=2.0, draft_ms=0.2, concentration=1.0, vocabulary=256
-    )
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    """A folder with a tokenizer of one token per byte, so that most characters take several."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(
-        models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[])
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    folder = tmp_path / "target"
-    folder.mkdir()
-    backend.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
-@pytest.fixture
-async def cell(pair: str, target: str, request: pytest.FixtureRequest) -> AsyncIterator[Cell]:
-    async with Cell(pair=pair, shared={"target": target}) as made:
+async def cell(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Cell]:
+    async with Cell(pair=synthetic_pair(tmp_path), shared={"target": str(TARGET)}) as made:
         await made.whole(verify={"max_sequences": 8192}, **getattr(request, "param", {}))
         yield made
         await made.freed()
@@ -86,12 +55,13 @@ def said(one: Completion) -> list[Any]:
 async def test_an_answer_is_the_same_through_a_front_end_of_its_own(cell: Cell) -> None:
     near, far = cell.client(cell.serving), cell.client(await cell.frontend())
     assert await near.model_info() == await far.model_info()
+    whole = await near.complete("Grüße, ", max_tokens=40, seed=10, temperature=0.0)
     asked: list[dict[str, Any]] = [
         {"seed": 6, "temperature": 0.0},
         {"seed": 7},
         {"seed": 8, "n": 3},
         {"seed": 9, "policy": "off", "top_p": 0.9, "presence_penalty": 0.5},
-        {"seed": 10, "temperature": 0.0, "stop_token_ids": list(range(64, 96))},
+        {"seed": 10, "temperature": 0.0, "stop_token_ids": [whole.token_ids[9]]},
     ]
     for options in asked:
         one = await near.complete("Grüße, ", max_tokens=40, **options)
@@ -105,7 +75,7 @@ async def test_an_answer_is_the_same_through_a_front_end_of_its_own(cell: Cell) 
 async def test_a_stop_string_is_matched_in_front_and_frees_the_sequence(cell: Cell) -> None:
     frontend = await cell.frontend()
     near, far = cell.client(cell.serving), cell.client(frontend)
-    whole = await near.complete("abc", max_tokens=60, seed=5)
+    whole = await near.complete("abc", max_tokens=400, seed=5)
     stop = whole.text[20:24]
     for client in (near, far):
         cut = await client.complete("abc", max_tokens=10_000, seed=5, stop=[stop])
@@ -154,7 +124,7 @@ async def test_errors_of_admission_come_back_unchanged(cell: Cell) -> None:
     assert [(await one).end.finish_reason for one in held] == ["abort", "abort"]
     for client in (near, far):
         with pytest.raises(InvalidRequest) as invalid:
-            await client.complete([1, 999], max_tokens=4)
+            await client.complete([1, 9999], max_tokens=4)
         assert invalid.value.field == "tokenized.input_ids"
 
 
@@ -180,73 +150,61 @@ async def test_ids_are_unique_in_the_cell_and_any_front_end_aborts(cell: Cell) -
     assert answer.end.usage.completion_tokens == len(answer.token_ids) > 0
 
 
-async def start_process(*words: str) -> tuple[asyncio.subprocess.Process, str]:
-    serve = [sys.executable, "-m", "dspark.cli.main", "serve", *words]
+@contextlib.asynccontextmanager
+async def running(*words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A process of its own and its endpoint."""
+    command, unread = [*DSPARK, "serve", *words, "--ready-json"], asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *serve,
-        *("--ready-json", "--log-format", "json"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        *command, stdout=asyncio.subprocess.PIPE, stderr=unread
     )
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 60)
-    return process, json.loads(line)["endpoint"]
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        yield process, json.loads(line)["endpoint"]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def test_a_front_end_that_is_killed_leaves_nothing_behind(cell: Cell) -> None:
-    process, endpoint = await start_process("frontend", "--coordinator", cell.serving.endpoint)
     survivor = cell.client(await cell.frontend(name="frontend/1"))
-    try:
-        async with AsyncClient(endpoint) as client:
-            tasks = [
-                asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)
-            ]
-            await until(lambda: cell.running == 8)
-            kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
-            await until(lambda: cell.running == 9 or kept.done())
-            process.send_signal(signal.SIGKILL)
-            await kept
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(end, Unavailable) for end in ends)
-        await cell.freed()
-        assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 8
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()  # where it failed before
-        await process.wait()
+    words = ("frontend", "--coordinator", cell.serving.endpoint)
+    async with running(*words) as (process, endpoint), AsyncClient(endpoint) as client:
+        tasks = [asyncio.create_task(client.complete([n, 2], max_tokens=9000)) for n in range(8)]
+        await until(lambda: cell.running == 8)
+        kept = asyncio.create_task(survivor.complete([1, 2], max_tokens=100))
+        await until(lambda: cell.running == 9 or kept.done())
+        process.kill()
+        await kept
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(end, Unavailable) for end in ends)
+    await cell.freed()
+    assert cell.serving.metrics.value("requests_total", outcome="cancelled") == 8
 
 
 async def test_a_killed_coordinator_ends_streams_with_their_offset_and_another_one_is_found(
     cell: Cell,
 ) -> None:
     await cell.serving.stop(0.0)
-    words = ["--verify", cell.verifiers[0].endpoint, "--draft", cell.drafters[0].endpoint]
-    words += ["--metrics-port", "none"]
-    process, endpoint = await start_process("coordinator", *words)
-    try:
+    words = ["coordinator", "--metrics-port", "none", "--verify", cell.verifiers[0].endpoint]
+    async with running(*words) as (process, endpoint):
         frontend = await cell.frontend(coordinator=endpoint)
         client = cell.client(frontend)
-        tokens = 0
-        with pytest.raises(Unavailable) as ended:  # noqa: PT012
-            async with client.generate([1, 2], max_tokens=9000) as stream:
-                async for event in stream:
-                    tokens += len(event.token_ids) if isinstance(event, Chunk) else 0
-                    if tokens > 20 and process.returncode is None:
-                        process.send_signal(signal.SIGKILL)
-                        await process.wait()
-        assert f"offset {tokens}" in str(ended.value)
+        stream, tokens = client.generate([1, 2], max_tokens=9000), 0
+        with pytest.raises(Unavailable) as broken:  # noqa: PT012
+            async for event in stream:
+                tokens += len(event.token_ids) if isinstance(event, Chunk) else 0
+                if tokens > 20:
+                    process.kill()
+        assert f"offset {tokens}" in str(broken.value)
         with pytest.raises(Unavailable, match="not attached"):
             await client.complete([1, 2], max_tokens=4)
         assert await health(frontend, GENERATION) == "not_serving"
-        process, _ = await start_process("coordinator", *words, "--bind", endpoint)
-        await until(lambda: frontend.cell._terms is not None)
-        assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
-        assert await health(frontend, GENERATION) == "serving"
-    finally:
-        process.send_signal(signal.SIGKILL)
         await process.wait()
+    async with running(*words, "--bind", endpoint):
+        await says(frontend, GENERATION, "serving")
+        assert len((await client.complete([1, 2], max_tokens=4)).token_ids) == 4
 
 
 async def test_a_client_that_does_not_read_is_cut_and_its_neighbours_go_on(cell: Cell) -> None:
@@ -333,16 +291,17 @@ async def test_a_coordinator_that_drains_says_so_and_where_answers_stand(
     await stopping
 
 
-async def test_front_ends_need_the_worker_token(pair: str, tmp_path: Path) -> None:
+async def test_front_ends_rounds_and_rows_bring_the_workers_token(tmp_path: Path) -> None:
     _, files = token_files(tmp_path, "worker")
-    async with Cell(pair=pair, shared=files) as cell:
-        await cell.whole()
+    async with Cell(pair=FLAT, shared=files) as cell:
+        coordinator = await cell.whole()
         stranger = cell.client(await cell.frontend(token_file=None, attach_wait_s=0.5))
         with pytest.raises(Unavailable, match="unauthenticated"):
             await stranger.complete([1, 2], max_tokens=4)
         friend = cell.client(await cell.frontend())
         # loopback: clients need no token
-        assert len((await friend.complete([1, 2], max_tokens=4)).token_ids) == 4
+        await friend.complete([1, 2, 3] * 100, max_tokens=40, policy="fixed:3")
+        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
 
 
 class OfAnotherVersion(frontend_pb2_grpc.CellServicer):
@@ -356,33 +315,41 @@ class OfAnotherVersion(frontend_pb2_grpc.CellServicer):
         await asyncio.Event().wait()
 
 
-async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses, sleep = list[float](), asyncio.sleep
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Between attempts to attach, which take no time; behind the sixth there is none."""
+    slept, sleep = list[float](), asyncio.sleep
 
     async def paused(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0.0 if len(pauses) < 6 else 60.0)
+        slept.append(seconds)
+        await sleep(0.0 if len(slept) < 6 else 60.0)
 
-    monkeypatch.setattr(
-        remote_cell, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": paused})
-    )
-    server = GrpcServer(bind="127.0.0.1:0", security=Security())
-    server.add(frontend_pb2_grpc.add_CellServicer_to_server, OfAnotherVersion(), CELL)
-    cell = remote_cell.RemoteCell(
-        f"127.0.0.1:{await server.start()}",
-        Security(),
-        max_calls=1,
-        hello=HELLO["hello"],
-        on_change=lambda ready: None,
-        metrics=Metrics(),
-    )
-    cell.start()
-    await until(lambda: len(pauses) == 6)
-    await cell.close()
-    await server.drain(0.0)
+    names = vars(asyncio) | {"sleep": paused}
+    monkeypatch.setattr(remote_cell, "asyncio", SimpleNamespace(**names))
+    return slept
+
+
+async def test_a_coordinator_that_is_not_understood_is_asked_less_and_less_often(
+    pauses: list[float],
+) -> None:
+    add: Any = frontend_pb2_grpc.add_CellServicer_to_server
+    async with (
+        standing_in(add, OfAnotherVersion()) as place,
+        workers.frontend(coordinator=place, attach_wait_s=0.01),
+    ):
+        await until(lambda: len(pauses) == 6)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+
+
+async def test_of_a_coordinator_that_stays_away_the_log_tells_once(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a logger that no test before this one has configured
+    monkeypatch.setattr(remote_cell, "log", structlog.get_logger())
+    with structlog.testing.capture_logs() as lines:
+        async with workers.frontend(coordinator="127.0.0.1:1", attach_wait_s=0.01):
+            await until(lambda: len(pauses) == 6)
+    assert [line["event"] for line in lines].count("frontend.detached") == 1
 
 
 HELLO = {"hello": frontend_pb2.FrontendHello(name="by hand")}
@@ -410,10 +377,7 @@ async def test_a_front_end_that_breaks_the_protocol_is_let_go(
         call = stub.Attach(metadata=auth_metadata(None))
         for each in said:
             await call.write(frontend_pb2.FrontendBatch(**each))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:  # noqa: PT012
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        assert refused.value.code() is code
+        assert (await ended(call))[0] is code
 
 
 async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:
@@ -427,23 +391,3 @@ async def test_a_start_without_a_coordinator_is_refused_or_waits() -> None:
     async with nobody as waiting, AsyncClient(waiting.endpoint) as client:
         with pytest.raises(Unavailable, match="not attached"):
             await client.complete([1], max_tokens=2)
-
-
-async def test_of_a_coordinator_that_stays_away_the_log_tells_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # a logger that no test before this one has configured
-    monkeypatch.setattr(remote_cell, "log", structlog.get_logger())
-    monkeypatch.setattr(remote_cell, "LONGEST_PAUSE_S", 0.01)
-    tried = 0
-
-    def opened(*args: Any, **options: Any) -> grpc.aio.Channel:
-        nonlocal tried
-        tried += 1
-        return open_channel(*args, **options)
-
-    monkeypatch.setattr(remote_cell, "open_channel", opened)
-    with structlog.testing.capture_logs() as lines:
-        async with workers.frontend(coordinator="127.0.0.1:1", attach_wait_s=0.01):
-            await until(lambda: tried > 3)
-    assert [line["event"] for line in lines].count("frontend.detached") == 1

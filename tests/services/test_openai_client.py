@@ -1,5 +1,6 @@
 """The official `openai` client against a real cell of the tiny pair, held to the gRPC interface."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -51,12 +52,16 @@ def told(client: openai.OpenAI, **fields: Any) -> tuple[Any, list[Any]]:
 
 
 def add_up(events: list[Any], whole: Any) -> None:
-    """Every answer's text, and its reason at its end."""
+    """Every answer's text and log-probabilities, and its reason at its end."""
     for choice in whole.choices:
         parts = [part for event in events for part in event.choices if part.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
         reasons = [part.finish_reason for part in parts]
         assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason]
+        scores = [part.logprobs for part in parts if part.logprobs is not None]
+        for name in ("tokens", "text_offset") if choice.logprobs else ():
+            columns = (getattr(each, name) for each in scores)
+            assert list(itertools.chain(*columns)) == getattr(choice.logprobs, name)
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
@@ -159,6 +164,7 @@ def test_an_echo_stands_before_the_answer(client: openai.OpenAI) -> None:
     plain = complete(client, prompt=CODE, max_tokens=8)
     echoed, _ = told(client, prompt=CODE, max_tokens=8, echo=True)
     assert echoed.choices[0].text == CODE + plain.choices[0].text
+    told(client, prompt=[CODE, PROMPT], max_tokens=5, n=2, echo=True, logprobs=2)
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
@@ -171,7 +177,7 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
 
 
 def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
-    whole, events = told(client, max_tokens=10, logprobs=3)
+    whole, _ = told(client, max_tokens=10, logprobs=3)
     (choice,) = whole.choices
     said = choice.logprobs
     assert "".join(said.tokens) == choice.text
@@ -182,9 +188,6 @@ def test_log_probabilities_of_a_completion(client: openai.OpenAI) -> None:
     assert said.text_offset == [
         len("".join(said.tokens[:index])) for index in range(len(said.tokens))
     ]
-    parts = [event.choices[0].logprobs for event in events if event.choices[0].logprobs]
-    assert [token for part in parts for token in part.tokens or []] == said.tokens
-    assert [offset for part in parts for offset in part.text_offset or []] == said.text_offset
 
 
 def test_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:

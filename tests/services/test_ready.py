@@ -15,11 +15,9 @@ from coordinator.workers.clients import VerifierClient
 from coordinator.workers.warming import Unwarmed
 from deploy.head import free_ports
 from dspark.cli.main import main
-from dspark.runtime.security import Security
-from dspark.runtime.server import GrpcServer
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from tests.services import workers
-from tests.services.cell import Cell
+from tests.services.cell import Cell, standing_in
 from tests.waiting import until
 
 LONG_S = 200.0  # nobody waits so long
@@ -52,18 +50,12 @@ async def test_a_request_of_every_kind_has_run_before_anybody_asks(
     assert v.metrics.value("forward_seconds_count", kind="prefill") > 0
     assert v.metrics.value("forward_seconds_count", kind="verify") > 1
     assert d.metrics.value("forward_seconds_count", kind="draft") > 0
-    for counted in (
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "rounds_total",
-        "requests_total",
-    ):
-        assert coordinator.metrics.value(counted) == 0, counted
-    assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") == 0
+    counted = ("prompt_tokens", "generation_tokens", "spec_decode_num_draft_tokens")
+    for name in (*counted, "rounds", "requests"):
+        assert coordinator.metrics.value(f"{name}_total") == 0, name
     assert coordinator.cell.membership.lanes[0].rounds == 0
     await until(lambda: cell.held == 0)
-    options: Any = {"max_tokens": 8, "temperature": 0.0, "policy": "fixed:4"}
-    answer = await cell.client(coordinator).complete([3, 4, 5], **options)
+    answer = await cell.client(coordinator).complete([3, 4, 5], max_tokens=8, policy="fixed:4")
     assert answer.end.speculation.draft_tokens > 0
 
 
@@ -81,16 +73,14 @@ async def test_nothing_says_that_it_serves_before(
     async with httpx.AsyncClient(base_url=str(coordinator.http_url)) as http:
         assert (await http.get("/health")).status_code == 503
         for endpoint in (coordinator.endpoint, front.endpoint):
-            words = ["health", endpoint, "--wait", "0"]
-            assert await asyncio.to_thread(main, words) == 1
+            assert await asyncio.to_thread(main, ["health", endpoint, "--wait", "0"]) == 1
             assert "is not_serving" in capsys.readouterr().err
             assert await asyncio.to_thread(main, ["health", endpoint]) == 0
             assert capsys.readouterr().out == "alive\n", "which is all that was asked"
         await cell.drafter(bind=place)
         await until(lambda: coordinator.cell.membership.ready)
         for endpoint in (coordinator.endpoint, front.endpoint):
-            words = ["health", endpoint, "--wait", "60"]
-            assert await asyncio.to_thread(main, words) == 0
+            assert await asyncio.to_thread(main, ["health", endpoint, "--wait", "60"]) == 0
         assert (await http.get("/health")).status_code == 200
 
 
@@ -150,15 +140,15 @@ class _Odd(verify_pb2_grpc.VerifyServicer):
 
 
 async def test_a_verifier_that_says_what_none_is_is_refused_by_the_field() -> None:
-    server, odd = GrpcServer(bind="127.0.0.1:0", security=Security()), _Odd()
-    server.add(verify_pb2_grpc.add_VerifyServicer_to_server, odd, "dspark.wire.v1.Verify")
-    port = await server.start()
-    async with workers.coordinator(verify=(f"127.0.0.1:{port}",), warm_up_s=LONG_S) as coordinator:
+    odd = _Odd()
+    async with (
+        standing_in(verify_pb2_grpc.add_VerifyServicer_to_server, odd) as place,
+        workers.coordinator(verify=(place,), warm_up_s=LONG_S) as coordinator,
+    ):
         (worker,) = coordinator.cell.membership.workers
         await until(lambda: "vocab_size: 0, and at least 1 is wanted" in worker.detail)
         assert worker.port is None
         assert not odd.streams
-    await server.drain(0.0)
 
 
 async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_off(

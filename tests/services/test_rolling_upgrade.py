@@ -38,7 +38,7 @@ async def test_another_projection_is_rolled_out_under_load(cell: Cell, newer_dra
     streams = [Stream(ids, {"max_tokens": TOKENS, "temperature": 0.0}) for ids in PROMPTS]
     async with asking(coordinator, streams) as asked:
         await more(asked)
-        await cell.drafter(newer_drafter)
+        await cell.drafter(path=newer_drafter)
         membership.announce(cell.addresses())
         await membership.settled()
         (waiting,) = [each for each in (await client.status()).processes if each.name == "draft/1"]

@@ -12,6 +12,7 @@ from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
+from tests.services.cell import standing_in
 from verify_service.batch_runner import FeatureRun
 from verify_service.row_stream import RowStream, Sink
 
@@ -33,10 +34,7 @@ class Acknowledging(features_pb2_grpc.FeaturesServicer):
 
 @pytest.mark.parametrize("bug", [False, True])
 async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool) -> None:
-    server, metrics = grpc.aio.server(), Metrics()
-    features_pb2_grpc.add_FeaturesServicer_to_server(Acknowledging(), server)  # type: ignore[no-untyped-call]
-    sink = Sink(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 5)
-    await server.start()
+    metrics = Metrics()
     worker: Any = SimpleNamespace(
         engine=SimpleNamespace(projection="p"), security=Security(), incarnation=1, metrics=metrics
     )
@@ -48,12 +46,11 @@ async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool
         heard.append(ack.chunks)
 
     loop = asyncio.get_running_loop()
-    stream = RowStream(worker, sink, loop, came, lambda _, why: heard.append(why))
-    for _ in range(3):
-        stream.push(ROWS)
-    try:
+    add: Any = features_pb2_grpc.add_FeaturesServicer_to_server
+    async with standing_in(add, Acknowledging()) as place:
+        stream = RowStream(worker, Sink(place, 5), loop, came, lambda _, why: heard.append(why))
+        for _ in range(3):
+            stream.push(ROWS)
         await asyncio.wait_for(asyncio.wrap_future(stream.ended), 20)
-    finally:
-        await server.stop(0)
     assert heard == (["a bug"] if bug else [1, 2, "the drafter ended the stream"])
     assert metrics.value("feature_rows_total", direction="sent") >= 8

@@ -99,15 +99,8 @@ async def test_several_answers_share_a_prompt_and_nothing_else(client: AsyncClie
 
 
 async def test_each_of_several_answers_ends_on_its_own(client: AsyncClient) -> None:
-    answer = await ask(
-        client,
-        n=4,
-        seed=2,
-        logit_bias={77: 9.0, 78: 9.0},
-        stop_token_ids=[77],
-        min_tokens=1,
-        max_tokens=30,
-    )
+    biased: Any = {"logit_bias": {77: 9.0, 78: 9.0}, "stop_token_ids": [77], "min_tokens": 1}
+    answer = await ask(client, n=4, seed=2, max_tokens=30, **biased)
     for choice, end in zip(answer.choices, answer.end.choices, strict=True):
         assert end.completion_tokens == len(choice.token_ids)
         stopped = 77 in choice.token_ids

@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,38 +24,25 @@ from dspark.wire.v1 import control_pb2, control_pb2_grpc
 from tests.noted_cell import CELL
 from tests.services.http_cell import HttpCell
 
-
-class _Coordinator(control_pb2_grpc.ControlServicer):
-    """Says so, or nothing for long, or with `refuses` that it has no time."""
-
-    def __init__(self, reply: control_pb2.GetStatusReply | None, *, refuses: bool = False) -> None:
-        self.refuses = refuses
-        self._reply = reply
-        self.over = threading.Event()
-
-    def GetStatus(
-        self, request: control_pb2.GetStatusRequest, context: grpc.ServicerContext
-    ) -> object:
-        if self.refuses:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
-        if self._reply is None:
-            self.over.wait(20)  # as a process does that others keep from its core
-        return self._reply or control_pb2.GetStatusReply()
+Answer = Callable[[grpc.ServicerContext], object]
 
 
 @contextlib.contextmanager
-def coordinator(
-    reply: control_pb2.GetStatusReply | None, *, refuses: bool = False
-) -> Iterator[Cell]:
+def coordinator(answer: Answer) -> Iterator[Cell]:
+    """That is asked for its status."""
+
+    class Control(control_pb2_grpc.ControlServicer):
+        def GetStatus(self, request: object, context: grpc.ServicerContext) -> object:
+            return answer(context)
+
     with ThreadPoolExecutor(1) as threads:
-        server, servicer = grpc.server(threads), _Coordinator(reply, refuses=refuses)
-        control_pb2_grpc.add_ControlServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        server = grpc.server(threads)
+        control_pb2_grpc.add_ControlServicer_to_server(Control(), server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
             yield replace(CELL, endpoint=f"127.0.0.1:{port}")
         finally:
-            servicer.over.set()
             server.stop(None).wait()
 
 
@@ -62,19 +50,19 @@ def test_requests_are_waited_for_and_so_is_who_has_no_time_to_count_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(down, "ASK_S", 0.5)
+    nothing, exhausted = control_pb2.GetStatusReply(), grpc.StatusCode.RESOURCE_EXHAUSTED
     lane = control_pb2.LaneStatus(running=2, waiting=1)
-    replies = (
-        control_pb2.GetStatusReply(queued=1, lanes=[lane]),
-        control_pb2.GetStatusReply(),
-        None,
-    )
-    said = []
-    for reply in replies:
-        with coordinator(reply) as cell:
-            said.append(down.under_way(cell))
-    assert said == ["4 requests", "", "requests"]
-    with coordinator(None, refuses=True) as cell:
-        assert down.under_way(cell) == "requests"
+    busy = control_pb2.GetStatusReply(queued=1, lanes=[lane])
+    answers: list[tuple[Answer, str]] = [
+        (lambda context: busy, "4 requests"),
+        (lambda context: nothing, ""),
+        # as a process does that others keep from its core
+        (lambda context: time.sleep(2.0) or nothing, "requests"),
+        (lambda context: context.abort(exhausted, "too many calls"), "requests"),
+    ]
+    for answer, said in answers:
+        with coordinator(answer) as cell:
+            assert down.under_way(cell) == said
     assert down.under_way(cell) == "", "nobody listens there any more"
 
 

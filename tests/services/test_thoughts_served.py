@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import httpx
 import jsonschema
 import openai
 import pytest
@@ -25,6 +23,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = in_schema(SCHEMA)
+TURNS: Any = [{"role": "user", "content": "def f"}]
 
 
 def target_that_thinks(folder: Path) -> dict[str, Any]:
@@ -89,18 +88,15 @@ def test_usage_counts_the_tokens_of_thoughts(cell: HttpCell) -> None:
     choice = asked(cell, BUDGET, **fields).choices[0]
     *_, last = asked(cell, BUDGET, stream=True, stream_options={"include_usage": True}, **fields)
     assert last.usage.completion_tokens_details.reasoning_tokens == thought_tokens(choice)
-    asks: Any = {"model": "tiny", "input": "def f", "max_output_tokens": 300, "temperature": 0.0}
-    asks["text"] = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
-    said = cell.openai().responses.create(**asks, extra_body={"thinking_token_budget": BUDGET})
-    assert said.usage.output_tokens_details.reasoning_tokens == thought_tokens(choice)
-    turns: Any = {"model": "tiny", "max_tokens": 300}
-    turns["messages"] = [{"role": "user", "content": "def f"}]
-    turns["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
-        told = claude.messages.create(
-            **turns, extra_body={"thinking_token_budget": BUDGET, "temperature": 0.0}
-        )
-    assert told.usage.output_tokens_details.thinking_tokens == thought_tokens(choice)
+    asks = {"thinking_token_budget": BUDGET, "temperature": 0.0}
+    form = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
+    body = {"input": "def f", "max_output_tokens": 300, "text": form, **asks}
+    usage = cell.post("/v1/responses", body).json()["usage"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] == thought_tokens(choice)
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    body = {"messages": TURNS, "max_tokens": 300, "output_config": form, **asks}
+    usage = cell.post("/v1/messages", body).json()["usage"]
+    assert usage["output_tokens_details"]["thinking_tokens"] == thought_tokens(choice)
 
 
 def test_a_forced_call_may_be_thought_about(cell: HttpCell) -> None:
@@ -119,10 +115,9 @@ def test_an_answer_without_a_form_follows_thoughts_too(cell: HttpCell) -> None:
 
 
 def test_other_interfaces_tell_of_thoughts(cell: HttpCell) -> None:
-    with anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0) as claude:
-        fields: Any = {"model": "tiny", "max_tokens": 40}
+    with cell.claude() as claude:
+        fields: Any = {"model": "tiny", "max_tokens": 40, "messages": TURNS}
         fields["thinking"] = {"type": "enabled", "budget_tokens": BUDGET}
-        fields["messages"] = [{"role": "user", "content": "def f"}]
         with claude.messages.stream(**fields) as stream:
             streamed = stream.get_final_message()
         for made in (claude.messages.create(**fields), streamed):
@@ -139,13 +134,11 @@ def test_a_budget_beyond_its_bounds_is_refused(budget: int, cell: HttpCell) -> N
     with pytest.raises(openai.BadRequestError) as refused:
         asked(cell, budget, response_format=FORM)
     assert refused.value.param == "thinking_token_budget"
-    turns = [{"role": "user", "content": "def f"}]
     for name, fields in (
         ("thinking_token_budget", {"thinking_token_budget": budget}),
         ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": budget}}),
     ):
-        body = {"max_tokens": 4, "messages": turns, **fields}
-        told = httpx.post(f"{cell.url}/v1/messages", json=body, timeout=30).json()
+        told = cell.post("/v1/messages", {"max_tokens": 4, "messages": TURNS, **fields}).json()
         assert told["error"]["message"].startswith(f"{name}: ")
 
 

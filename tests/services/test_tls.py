@@ -5,10 +5,10 @@ import contextlib
 import datetime
 import json
 import ssl
-import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dspark.cli import certificates
 from dspark.client import AsyncClient, Denied, Unavailable
 from dspark.client.cell import whom_to_call
 from dspark.errors import ConfigError
@@ -69,33 +68,34 @@ async def _health(endpoint: str, tls: Tls | None) -> grpc.StatusCode | None:
     return None
 
 
-@pytest.fixture
-async def endpoint(ours: Authority) -> AsyncIterator[str]:
-    config = ListenConfig(**ours.settings())
+@contextlib.asynccontextmanager
+async def _serving(authority: Authority, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    config = ListenConfig(bind=bind, **authority.settings())
     server = GrpcServer(bind=config.bind, security=Security.of(config))
     yield server.endpoint(await server.start())
     await server.drain(0)
+
+
+@pytest.fixture
+async def endpoint(ours: Authority) -> AsyncIterator[str]:
+    async with _serving(ours) as place:
+        yield place
 
 
 async def test_plaintext_strangers_and_other_authorities_are_refused(
     endpoint: str, ours: Authority, theirs: Authority
 ) -> None:
     assert await _health(endpoint, ours.tls()) is None
-    no_certificate = ours.tls(None)
-    stranger = Tls(theirs.path("node.crt"), theirs.path("node.key"), ours.path("ca.crt"))
-    for tls in (None, no_certificate, stranger, theirs.tls()):
+    stranger = replace(theirs.tls(), ca=ours.path("ca.crt"))
+    for tls in (None, ours.tls(None), stranger, theirs.tls()):
         assert await _health(endpoint, tls) is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_name_that_is_not_in_the_certificate_is_refused(
     endpoint: str, ours: Authority
 ) -> None:
-    there = ours.tls()
-    assert await _health(endpoint, Tls(there.cert, there.key, there.ca, "localhost")) is None
-    assert (
-        await _health(endpoint, Tls(there.cert, there.key, there.ca, "elsewhere"))
-        is grpc.StatusCode.UNAVAILABLE
-    )
+    for name, how in (("localhost", None), ("elsewhere", grpc.StatusCode.UNAVAILABLE)):
+        assert await _health(endpoint, replace(ours.tls(), server_name=name)) is how
 
 
 @IPV6
@@ -103,13 +103,11 @@ async def test_a_name_that_is_not_in_the_certificate_is_refused(
 async def test_an_address_of_ipv6_is_that_of_the_certificate_however_it_is_written(
     host: str, ours: Authority
 ) -> None:
-    config = ListenConfig(bind=f"{host}:0", **ours.settings())
-    server = GrpcServer(bind=config.bind, security=Security.of(config))
-    port = await server.start()
-    asked, _, _, _ = whom_to_call(f"{host}:{port}", None, None)
-    assert asked == server.endpoint(port) == f"[::1]:{port}"
-    assert await _health(asked, ours.tls()) is None
-    await server.drain(0)
+    async with _serving(ours, f"{host}:0") as endpoint:
+        port = endpoint.rpartition(":")[2]
+        asked, _, _, _ = whom_to_call(f"{host}:{port}", None, None)
+        assert asked == endpoint == f"[::1]:{port}"
+        assert await _health(asked, ours.tls()) is None
 
 
 @IPV6
@@ -130,20 +128,9 @@ async def test_processes_find_each_other_however_their_addresses_are_written(
 
 async def test_renewed_certificates_are_taken_while_serving(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    config = ListenConfig(**authority.settings())
-    server = GrpcServer(bind=config.bind, security=Security.of(config))
-    endpoint = server.endpoint(await server.start())
-
-    async def shown() -> str:
-        return await asyncio.to_thread(authority.shown, endpoint)
-
-    before = await shown()
-    authority.spoil("node.crt")
-    assert await shown() == before, "files that do not fit each other change nothing"
-    authority.renew()
-    assert await shown() != before
-    assert await _health(endpoint, authority.tls()) is None
-    await server.drain(0)
+    async with _serving(authority) as endpoint:
+        await asyncio.to_thread(authority.check_renewal, endpoint)
+        assert await _health(endpoint, authority.tls()) is None
 
 
 async def _answered(endpoint: str, tls: Tls, token: str | None = None) -> int:
@@ -182,15 +169,6 @@ async def test_a_cell_under_mutual_tls_answers_those_with_a_token(
             states = {one.name: one.state for one in (await client.status()).processes}
         assert set(states.values()) == {"serving"}
         assert len(states) == 4
-
-
-async def test_rounds_and_rows_bring_the_workers_token(tmp_path: Path) -> None:
-    _, shared = token_files(tmp_path, "worker")
-    async with Cell(pair=FLAT, shared=shared) as cell:
-        coordinator = await cell.whole()
-        async with AsyncClient(coordinator.endpoint) as client:
-            await client.complete([1, 2, 3] * 100, max_tokens=40, timeout=20, policy="fixed:3")
-        assert coordinator.metrics.value("spec_decode_num_draft_tokens_total") > 0
 
 
 async def test_a_verifier_is_found_again_when_all_certificates_are_others(tmp_path: Path) -> None:
@@ -261,13 +239,14 @@ def test_metrics_ask_like_everybody_else(
     url = f"https://127.0.0.1:{server.server_port}/metrics"
     node, stranger = ours.context("node"), ours.context()
     stranger.load_cert_chain(theirs.path("node.crt"), theirs.path("node.key"))
-    assert _scrape(url, reader, node) == 200
-    assert _scrape(url, None, ours.context("monitor")) == 200
-    assert _scrape(url, None, node) == 403, "a worker's certificate reads no metrics"
-    assert _scrape(url, "wrong-token-of-some-length", node) == 401
-    assert _scrape(url, tokens["worker"], node) == 200, (
-        "without operators' own token the worker token is theirs"
-    )
+    for shown, context, status in (
+        (reader, node, 200),
+        (None, ours.context("monitor"), 200),
+        (None, node, 403),  # a worker's certificate reads no metrics
+        ("wrong-token-of-some-length", node, 401),
+        (tokens["worker"], node, 200),  # without operators' own token it is theirs
+    ):
+        assert _scrape(url, shown, context) == status, shown
     for other in (ours.context(), stranger):
         with pytest.raises(httpx.TransportError):
             _scrape(url, reader, other)
@@ -289,15 +268,14 @@ def test_files_that_are_no_certificates_are_refused(
 ) -> None:
     junk = tmp_path / "junk"
     junk.write_text("-----BEGIN NOTHING-----")
-    for change in (
-        {"tls_ca": str(junk)},
-        {"tls_key": str(junk)},
-        {"tls_key": theirs.path("node.key")},
+    for change, told in (
+        ({"tls_ca": str(junk)}, "tls_"),
+        ({"tls_key": str(junk)}, "tls_"),
+        ({"tls_key": theirs.path("node.key")}, "tls_"),
+        ({"tls_ca": str(tmp_path / "absent")}, "tls_ca: cannot read"),
     ):
-        with pytest.raises(ConfigError, match="tls_"):
+        with pytest.raises(ConfigError, match=told):
             Security.of(ListenConfig(**{**ours.settings(), **change}))
-    with pytest.raises(ConfigError, match="tls_ca: cannot read"):
-        Security.of(ListenConfig(**{**ours.settings(), "tls_ca": str(tmp_path / "absent")}))
 
 
 @pytest.mark.parametrize("file", ["ca.crt", "node.crt"])
@@ -347,30 +325,36 @@ def test_a_certificate_that_no_server_can_show_is_refused_before_it_is_shown(
     ours.tls(name).check()  # as a caller's it may do
 
 
-@pytest.mark.parametrize("kind", ["RSA", "P-384", "Ed25519", "Ed448", "P-521", "unknown"])
-def test_a_key_that_grpc_does_not_take_is_named_with_its_kind(kind: str, tmp_path: Path) -> None:
-    """That of the certificate, whatever signed it."""
-    authority = rsa.generate_private_key(65537, 2048)
-    made: Any = {
-        "RSA": lambda: authority,
-        "P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
-        "Ed448": ed448.Ed448PrivateKey.generate,
-        "Ed25519": ed25519.Ed25519PrivateKey.generate,
-        "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
-        "unknown": lambda: ec.generate_private_key(ec.SECP224R1()),
-    }[kind]()
-    cert, key = tmp_path / "own.crt", tmp_path / "own.key"
-    now, name = datetime.datetime.now(datetime.UTC), x509.Name([])
-    builder = x509.CertificateBuilder(name, name, made.public_key(), 1, now - DAY, now + DAY)
-    signed = builder.sign(authority, hashes.SHA256())
+KEYS: dict[str, Callable[[], Any]] = {
+    "RSA": lambda: rsa.generate_private_key(65537, 2048),
+    "P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "Ed448": ed448.Ed448PrivateKey.generate,
+    "Ed25519": ed25519.Ed25519PrivateKey.generate,
+    "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "unknown": lambda: ec.generate_private_key(ec.SECP224R1()),
+}
+
+
+def _own(folder: Path, made: Any, days: int = 0) -> Tls:
+    """A certificate of this key that holds on a day and those beside it, so many days from now."""
+    cert, key = folder / "own.crt", folder / "own.key"
+    day, name = datetime.datetime.now(datetime.UTC) + days * DAY, x509.Name([])
+    builder = x509.CertificateBuilder(name, name, made.public_key(), 1, day - DAY, day + DAY)
+    signed = builder.sign(KEYS["RSA"](), hashes.SHA256())
     pem = serialization.Encoding.PEM
     cert.write_bytes(signed.public_bytes(pem))
     plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     key.write_bytes(made.private_bytes(pem, *plain))
+    return Tls(str(cert), str(key))
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_key_that_grpc_does_not_take_is_named_with_its_kind(kind: str, tmp_path: Path) -> None:
+    """That of the certificate, whatever signed it."""
     said = rf"^tls_cert: .*own\.crt has a key of the kind {kind}; gRPC takes RSA"
     taken = kind in ("RSA", "P-384")
-    with nullcontext() if taken else pytest.raises(ConfigError, match=said):
-        Tls(str(cert), str(key)).check()
+    with contextlib.nullcontext() if taken else pytest.raises(ConfigError, match=said):
+        _own(tmp_path, KEYS[kind]()).check()
 
 
 def test_a_certificate_with_openssls_own_marks_is_named(tmp_path: Path) -> None:
@@ -403,20 +387,10 @@ def test_a_process_of_another_authority_than_it_believes_is_warned_of(
 
 
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_certificate_out_of_its_time_is_named(
-    days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Elsewhen(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
-            return datetime.datetime.now(tz) + datetime.timedelta(days=days)
-
-    names = {"datetime": Elsewhen, "timedelta": datetime.timedelta, "UTC": datetime.UTC}
-    with monkeypatch.context() as there:
-        there.setattr(certificates, "datetime", types.SimpleNamespace(**names))
-        tls = Authority(tmp_path).tls()
+def test_a_certificate_out_of_its_time_is_named(days: int, tmp_path: Path, ours: Authority) -> None:
+    tls = replace(_own(tmp_path, KEYS["RSA"](), days), ca=ours.path("ca.crt"))
     for make in (tls.channel_credentials, lambda: tls.server_credentials(ask_peers=True)):
         with pytest.raises(
-            ConfigError, match=r"tls_cert: .*node\.crt holds from .* GMT to .* GMT, and not now"
+            ConfigError, match=r"tls_cert: .*own\.crt holds from .* GMT to .* GMT, and not now"
         ):
             make()

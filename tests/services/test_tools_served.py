@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
@@ -161,54 +160,6 @@ def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:
     _, called, answered = prompt.partition(written)
     assert called
     assert "<tool_response>\ndone\n</tool_response>" in answered
-
-
-def test_a_conversation_is_tokenized_with_its_tools(cell: HttpCell) -> None:
-    messages, tools = [{"role": "user", "content": "wake me"}], [tool("alarm", strict=True)]
-    made = asked(
-        cell, messages=messages, tools=tools, max_tokens=1, extra_body={"return_token_ids": True}
-    )
-    body = {"messages": messages, "tools": tools}
-    told = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0).json()
-    assert told["tokens"] == made.prompt_token_ids
-    body = {"prompt": "wake me", "tools": tools}
-    refused = httpx.post(f"{cell.url}/tokenize", json=body, timeout=30.0)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"enable_thinking": False},
-        {"tools": [tool("alarm")], "tool_choice": "none"},
-        {"add_generation_prompt": False},
-        {"add_generation_prompt": False, "continue_final_message": True},
-    ],
-)
-def test_a_conversation_is_tokenized_with_the_options_of_a_chat(
-    cell: HttpCell, options: dict[str, Any]
-) -> None:
-    def sent(path: str, **more: Any) -> Any:
-        reply = httpx.post(f"{cell.url}/{path}", json={**options, **more}, timeout=30.0)
-        return reply.status_code, reply.json()
-
-    said: Any = {"messages": [{"role": "user", "content": "wake me"}]}
-    _, plain = sent("tokenize", **said, **dict.fromkeys(options))
-    _, told = sent("tokenize", **said)
-    _, made = sent("v1/chat/completions", **said, max_tokens=1, return_token_ids=True)
-    assert told["tokens"] == made["prompt_token_ids"]
-    assert (told == plain) is ("tool_choice" in options)
-    refused, error = sent("tokenize", prompt="wake me")
-    assert (refused, error["error"]["param"]) == (400, min(options))
-
-
-def test_an_option_that_a_chat_refuses_is_refused_to_who_tokenizes_it(cell: HttpCell) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "low"}
-    for path in ("tokenize", "v1/chat/completions"):
-        told = httpx.post(f"{cell.url}/{path}", json=body, timeout=30.0)
-        assert told.status_code == 400
-        assert told.json()["error"]["message"].startswith("reasoning_effort: the target's chat")
 
 
 @pytest.mark.parametrize(

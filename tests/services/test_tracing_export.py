@@ -4,13 +4,9 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from coordinator.config import CoordinatorConfig
-from coordinator.process import check
 from coordinator.watching.tracing import open_provider
-from dspark.errors import ConfigError
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -42,9 +38,3 @@ def test_spans_arrive_with_the_service_s_name_when_the_process_ends() -> None:
     assert resource["service.instance.id"] == "coordinator/0"
     (span,) = spans.scope_spans[0].spans
     assert (span.name, span.start_time_unix_nano, span.end_time_unix_nano) == ("round", 10, 20)
-
-
-@pytest.mark.parametrize("setting", [{"otel_share": 1.5}, {"otel_endpoint": "collector"}])
-def test_a_wrong_setting_is_named(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"otel_share|collector"):
-        check(CoordinatorConfig(**setting))

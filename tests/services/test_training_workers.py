@@ -11,9 +11,8 @@ from torch.multiprocessing import spawn
 from deploy import train_workers
 from dspark.errors import ConfigError
 from dspark.training.disk import only_writer
-from dspark.training.record import Log
-from dspark.training.trainer import LOG, train_drafter
-from tests.unit.training.pipeline import COLUMNS, random_samples, short_run
+from dspark.training.trainer import train_drafter
+from tests.unit.training.pipeline import check_curves, random_samples, short_run
 
 
 def work(rank: int, config: dict[str, Any], meeting: Path) -> None:
@@ -38,9 +37,7 @@ def test_two_workers_write_the_curve_of_one(
     # daemons, which end with this process whatever they do
     spawn(work, (both.to_json(), tmp_path / "meeting"), nprocs=2, daemon=True)
     train_drafter(alone)
-    curve, again = (Log(Path(settings.out) / LOG).read() for settings in (alone, both))
-    for name in COLUMNS:
-        assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
+    check_curves(alone, both)
 
 
 def test_a_folder_in_which_another_process_trains_is_refused_before_any_worker_starts(

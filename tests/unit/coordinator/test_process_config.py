@@ -41,6 +41,8 @@ ENDPOINTS = [
         ("max_prefills", 0, ""),
         ("verify_deadline_s", 0.0, ""),
         ("prefill_deadline_s", float("nan"), ""),
+        ("otel_share", 1.5, ""),
+        ("otel_endpoint", "collector", "is not host:port"),
         *((key, *wrong) for key in ("verify", "draft") for wrong in ENDPOINTS),
     ],
 )
