@@ -57,6 +57,7 @@ def _ended_pid() -> int:
         ["down", "--grace-s", "-1"],
         ["serve"],
         ["serve", "kitchen"],
+        ["serve", "verify", "--no-such-key", "1"],
         ["up", "--verifiers", "two"],
         ["logs", "-n", "-5"],
         ["evaluate", "f.jsonl", "--target", "t", "--drafter", "d", "--rows", "-1"],
@@ -214,6 +215,9 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("status", NO_CLUSTER),
         ("status --json", NO_CLUSTER),
         ("generate hi", NO_CLUSTER),
+        ("generate --logprobs 3 --token-ids 5", "dspark: logprobs: is told with --json alone\n"),
+        ("generate --prompt-logprobs 0 hi", "dspark: prompt-logprobs: is told with --json alone\n"),
+        ("generate --endpoint 127.0.0.1:9 --timeout 0 --token-ids 5", "timeout: must be above 0"),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
         ("sd --endpoint 127.0.0.1:9 --serve nowhere", "serve: 'nowhere' is not host:port\n"),
@@ -251,7 +255,7 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
     Path("cell.yaml").write_text("cluster:\n  verifierz: 2\n")
     Path("p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     Path("file").touch()
-    wrong = words.startswith("scale")  # whatever cell there is
+    wrong = words.startswith("scale") or "logprobs" in words  # whatever cell there is
     assert main(words.split()) == (2 if wrong else 1)
     said = capsys.readouterr()
     assert said.out == ""
@@ -268,6 +272,7 @@ def test_what_cannot_be_is_a_sentence_before_anything_starts(
         ("serve --help", "ROLE"),
         *(("serve --help", f"\n    {role.value}") for role in ROOMS),
         ("serve verify --help", "--page-size"),
+        ("serve verify --help", "Token slots of one page."),
         ("ray --help", "list actors"),
     ],
 )
@@ -303,14 +308,6 @@ def test_the_status_shape_lists_every_process_and_the_curve_in_force() -> None:
     assert (found["policy"], found["tau"]) == ("adaptive", 2.5)
     assert found["verify_cost"]["seconds"] == [[0.1, 0.2], [0.3, 0.4]]
     assert found["draft_cost"] is None
-
-
-def test_serve_options_are_keys_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "verify", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert "--page-size" in said
-    assert "Token slots of one page." in said
-    assert main(["serve", "verify", "--no-such-key", "1"]) == 2
 
 
 def test_a_process_reaped_while_one_looks_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:

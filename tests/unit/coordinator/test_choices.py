@@ -95,32 +95,24 @@ async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() 
     assert cell.clean()
 
 
-async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request() -> None:
-    cell = RoundsCell()
-    states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
-    await cell.finish(*states, *plain)
-    with pytest.raises(PeerError, match="log-probabilit"):
-        await read(states)
-    assert plain[0].answer.length == 8, "its neighbour does not notice"
-
-
-@pytest.mark.parametrize("more", [-1, 1])
-async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(
-    more: int,
+@pytest.mark.parametrize(("first", "later", "length"), [(-1, 0, 0), (0, -1, 1), (0, 1, 1)])
+async def test_a_verifier_whose_log_probabilities_are_not_its_tokens_fails_the_request(
+    first: int, later: int, length: int
 ) -> None:
     cell, one = RoundsCell(), ScoredToken(-1.0)
 
     def tampered(each: PassReport) -> list[Up]:
-        extra = more if each.report.number else 0
-        told = [(one,) * (len(row.tokens) + extra) for row in each.report.rounds]
+        more = later if each.report.number else first
+        told = [(one,) * (len(row.tokens) + more) for row in each.report.rounds]
         return [each._replace(logprobs=told)]
 
     cell.port.in_reports(tampered)
-    states = ask(cell, 1, "asks", logprobs=0)
-    await cell.finish(*states)
+    states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
+    await cell.finish(*states, *plain)
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(states)
-    assert states[0].answer.length == 1
+    assert states[0].answer.length == length
+    assert plain[0].answer.length == 8, "its neighbour does not notice"
 
 
 @pytest.mark.parametrize(
