@@ -275,12 +275,18 @@ def test_answers_beyond_any_bound_take_no_memory_here(client: Client) -> None:
     tracemalloc.stop()
 
 
-def test_a_text_is_not_generated_from_where_nothing_reads_it(
-    service: Counter, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("hi", "prompt: the target has no tokenizer; give --token-ids"),
+        ("--token-ids 5 --timeout 0", "timeout: must be above 0, got 0"),
+    ],
+)
+def test_the_command_asks_for_nothing_that_it_could_not_get(
+    words: str, said: str, service: Counter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", "--endpoint", service.endpoint, "hi"]) == 1
-    said = "dspark: prompt: the target has no tokenizer; give --token-ids\n"
-    assert capsys.readouterr().err == said
+    assert main(["generate", "--endpoint", service.endpoint, *words.split()]) == 1
+    assert capsys.readouterr().err == f"dspark: {said}\n"
     assert not service.calls
 
 

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,9 +102,7 @@ def test_debug_shows_the_traceback(
 def test_ctrl_c_while_the_commands_are_still_being_imported_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("dspark.cli.main.build_parser", interrupted)
     assert (main(["status"]), capsys.readouterr().err) == (130, "dspark: interrupted\n")
 
@@ -217,7 +216,6 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("generate hi", NO_CLUSTER),
         ("generate --logprobs 3 --token-ids 5", "dspark: logprobs: is told with --json alone\n"),
         ("generate --prompt-logprobs 0 hi", "dspark: prompt-logprobs: is told with --json alone\n"),
-        ("generate --endpoint 127.0.0.1:9 --timeout 0 --token-ids 5", "timeout: must be above 0"),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
         ("sd --endpoint 127.0.0.1:9 --serve nowhere", "serve: 'nowhere' is not host:port\n"),

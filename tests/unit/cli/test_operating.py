@@ -6,9 +6,10 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
 
+LOGS = Path("ray/session_latest/logs")
 FLAT = str(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml")
 
 
@@ -88,7 +90,7 @@ def _line(at: int, process: str, event: str, **more: object) -> dict[str, object
 
 
 def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_path: Path) -> None:
-    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs = tmp_path / LOGS
     _write(
         logs / "worker-a.err",
         _line(3, "verify/0", "sequence.prefilled", sequence=7),
@@ -113,7 +115,7 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
 
 
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
-    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs = tmp_path / LOGS
     _write(logs / "worker-1-2-100.err", _line(1, "draft/0", "a"), "not json", "[1]")
     _write(logs / "worker-2-2-200.err", _line(2, "draft/0", "b"))
     _write(logs / "worker-3-2-300.err", _line(3, "draft/10", "c"), {"event": "of nobody"})
@@ -142,8 +144,7 @@ def test_logs_of_what_is_not_there_say_what_is(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path)))
-    logs = tmp_path / "ray" / "session_latest" / "logs" / "worker-a.err"
-    _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
+    _write(tmp_path / LOGS / "worker-a.err", _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
     assert main(["logs", *words]) == 1
     assert capsys.readouterr().err.startswith(f"dspark: {said}")
     assert main(["logs", "verify/0"]) == 0
@@ -194,16 +195,9 @@ def test_a_process_that_listens_everywhere_is_where_the_cell_was_asked(
 
 
 def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
-    answers = [groups(STATUS, "10.0.0.1:7000")]
-
-    def ask() -> list[dict[str, object]]:
-        if not answers:
-            raise Unavailable("nobody is there")
-        return answers.pop()
-
-    server = serve("127.0.0.1:0", ask)
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    asked = Mock(side_effect=[groups(STATUS, "10.0.0.1:7000"), Unavailable("nobody is there")])
+    with closing(serve("127.0.0.1:0", asked)) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
         with urllib.request.urlopen(f"{url}/sd", timeout=10) as reply:
             assert reply.headers["Content-Type"] == "application/json"
             assert json.load(reply)[0]["targets"] == ["10.0.0.1:9100"]
@@ -212,8 +206,6 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
                 urllib.request.urlopen(url + path, timeout=10)
             assert caught.value.code == status
             caught.value.close()
-    finally:
-        server.close()
 
 
 def test_a_frame_shows_rates_of_the_window() -> None:
@@ -285,10 +277,7 @@ def test_the_doctor_asks_for_no_extra_that_only_a_checkout_needs(
 def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_asks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks() -> Iterator[Finding]:
-        raise ZeroDivisionError("in the check")
-
-    monkeypatch.setattr(machine, "versions", breaks)
+    monkeypatch.setattr(machine, "versions", Mock(side_effect=ZeroDivisionError("in the check")))
     words = "doctor --json --target nowhere --drafter none --http 127.0.0.1:0"
     main(words.split())
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -300,9 +289,7 @@ def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+    with socket.create_server(("127.0.0.1", 0)) as held:
         (found,) = machine.http_port(f"127.0.0.1:{held.getsockname()[1]}")
     assert found.level is Level.WARN
     assert "sport" in found.said

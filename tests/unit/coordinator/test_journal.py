@@ -2,11 +2,10 @@
 
 import errno
 import os
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -23,6 +22,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams, ScoredToken
 from dspark.whole_file import placed
+from tests.waiting import wait_until
 
 
 def request(
@@ -119,25 +119,20 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
 def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: Metrics
 ) -> None:
-    failed = threading.Event()
-
-    def failing(descriptor: int) -> None:
-        failed.set()
-        raise OSError(errno.EIO, "Input/output error")
-
+    sync = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     file = JournalFile(tmp_path, sync="interval", sync_s=0.01, segment_bytes=1 << 20)
     journal = Journal(file, keep_s=60.0, metrics=metrics)
     entry = journal.open(request())
-    monkeypatch.setattr(journal_file.os, "fdatasync", failing)
+    monkeypatch.setattr(journal_file.os, "fdatasync", sync)
     journal.write()
-    assert failed.wait(10.0)
-    for token in range(1000):
-        journal.committed(entry, CommittedTokens((token,), None))
+    wait_until(lambda: sync.called)
+
+    def told() -> float:
+        journal.committed(entry, CommittedTokens((1,), None))
         journal.write()
-        if metrics.value("journal_failed"):
-            break
-        time.sleep(0.001)
-    assert metrics.value("journal_failed") == 1
+        return metrics.value("journal_failed")
+
+    wait_until(told)
     journal.committed(entry, CommittedTokens((1,), None))
     journal.write()  # requests go on
     monkeypatch.undo()
@@ -177,11 +172,9 @@ def test_what_is_not_its_own_in_the_folder_stays(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_at_the_start_is_told_by_key_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     config = CoordinatorConfig(journal=str(tmp_path))
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=f"^coordinator.journal: {tmp_path}: No space left"):
         _journal(config, Metrics())

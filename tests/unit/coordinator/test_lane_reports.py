@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,13 +109,10 @@ async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_befo
     lane._write = lambda: written.append(state.answer.committed_len)
     await cell.until(lambda: state.answer.committed_len > 10, each_s=0.0005)
 
-    def planted(*_: object) -> None:
-        raise RuntimeError("planted")
-
     if bug == "news":
         port.tampers = lambda news: [*news, object()]
     else:
-        setattr(lane._assignment, bug, planted)
+        setattr(lane._assignment, bug, Mock(side_effect=RuntimeError("planted")))
     if bug == "look_at":
         port.tampers = lambda news: ()
     before = state.answer.committed_len
@@ -214,10 +212,7 @@ async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
     broken, fine = cell.ask(max_tokens=20), cell.ask((8, 9), max_tokens=20)
     await cell.until(lambda: broken.answer.length > 2)
 
-    def take(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug")
-
-    broken.answer.take = take
+    broken.answer.take = Mock(side_effect=RuntimeError("a bug"))
     await cell.finish(broken, fine)
     assert await read(fine) == answer_of((8, 9), 20)
     assert fine.handovers == 0

@@ -46,7 +46,6 @@ VERIFIER, DRAFTER = (
     for name in ("verify/0", "draft/0")
 )
 FED = LaneStatus(verifier="verify/0", drafters=("draft/0",))
-UNFED = LaneStatus(verifier="verify/0")
 CONNECTED = CellStatus((VERIFIER, DRAFTER), lanes=(FED,))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -241,9 +242,7 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
 async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(*_: Any) -> Any:
-        raise ConfigError("tls_cert: cannot be read")
-
+    unreadable = Mock(side_effect=ConfigError("tls_cert: cannot be read"))
     adopting, starting = make(), make()
     adopting.fleet.left = {"verify/0": await adopting.fleet.serve("verify/0")}
     with monkeypatch.context() as patched:

@@ -254,9 +254,7 @@ def test_the_file_may_name_the_pair(
 
 
 def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+    with socket.create_server(("127.0.0.1", 0)) as held:
         taken = f"127.0.0.1:{held.getsockname()[1]}"
         other = http_bind(taken)
         assert other not in (taken, None)

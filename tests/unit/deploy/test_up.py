@@ -120,26 +120,20 @@ def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
 def test_tokens_that_the_operator_names_are_neither_drawn_nor_handed_on(
     named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[dict[str, str]] = []
-
-    def serve(cell: object, topology: object, secrets: dict[str, str], *_: object) -> None:
-        given.append(secrets)
-        raise NothingStarted("enough is known")
-
+    serve = mock.Mock(side_effect=NothingStarted("enough is known"))
     monkeypatch.setattr(up, "_serve", serve)
     file = tmp_path / "cell.yaml"
     file.write_text(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
     with pytest.raises(NothingStarted):
         begin(GUEST, file)
-    assert ("client_token_file" in given[0]) != named
+    _, _, secrets, *_ = serve.call_args.args
+    assert ("client_token_file" in secrets) != named
 
 
 def test_a_guest_that_cannot_join_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    def joined(_: object) -> None:
-        raise ImportError("No module named 'ray'")
-
     for module in (up, down):
-        monkeypatch.setattr(module, "joined", joined)
+        missing = mock.Mock(side_effect=ImportError("No module named 'ray'"))
+        monkeypatch.setattr(module, "joined", missing)
     with pytest.raises(ImportError, match="ray"):
         begin(GUEST)
     assert not cell_file().exists()
