@@ -70,10 +70,10 @@ async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Fai
 
 
 async def test_front_ends_that_say_hello_at_one_time_are_counted_like_others(
+    cell: RoundsCell,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "MAX_FRONTENDS", 2)
-    cell = RoundsCell()
     service, greets = CellService(local(cell), cell.clock, cell.metrics), asyncio.Event()
 
     async def said() -> AsyncIterator[frontend_pb2.FrontendBatch]:

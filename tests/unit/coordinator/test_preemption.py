@@ -9,8 +9,7 @@ from coordinator.simulation.world import KVShape
 from tests.rounds_cell import RoundsCell
 
 
-async def test_who_was_preempted_goes_before_everybody_younger() -> None:
-    cell = RoundsCell()
+async def test_who_was_preempted_goes_before_everybody_younger(cell: RoundsCell) -> None:
     states = [cell.ask((seed, 7), max_tokens=4) for seed in range(4)]
     line = WaitingQueue()
     for index in (1, 3, 0, 2):  # as they lose their places
@@ -85,8 +84,9 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     await cell.until(lambda: drafting() == 3, within_s=20.0)
 
 
-async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
-    cell = RoundsCell()
+async def test_answers_of_a_request_enter_together_behind_its_first_prompt(
+    cell: RoundsCell,
+) -> None:
     cell.port.hold()
     states = cell.answers(policy="off", choices=4)
     members = Members(cell.lane.facts, 8)
