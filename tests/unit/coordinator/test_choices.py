@@ -119,8 +119,7 @@ async def test_a_verifier_whose_log_probabilities_are_not_its_tokens_fails_the_r
     "scored", [ScoredPrompt.joined((), 1), ScoredPrompt(*[np.ones(1)] * 2, *[np.ones((1, 2))] * 2)]
 )
 async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(
-    cell: RoundsCell,
-    scored: ScoredPrompt,
+    cell: RoundsCell, scored: ScoredPrompt
 ) -> None:
     began = Started(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])

@@ -70,8 +70,7 @@ async def failures(attachment: FrontendConnection) -> dict[int, frontend_pb2.Fai
 
 
 async def test_front_ends_that_say_hello_at_one_time_are_counted_like_others(
-    cell: RoundsCell,
-    monkeypatch: pytest.MonkeyPatch,
+    cell: RoundsCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_FRONTENDS", 2)
     service, greets = CellService(local(cell), cell.clock, cell.metrics), asyncio.Event()

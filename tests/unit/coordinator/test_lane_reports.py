@@ -100,8 +100,7 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown(cell: RoundsC
 
 @pytest.mark.parametrize("bug", ["news", "settle", "look_at"])
 async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_before_is_written(
-    cell: RoundsCell,
-    bug: str,
+    cell: RoundsCell, bug: str
 ) -> None:
     state, lane, port = cell.ask(max_tokens=90), cell.lane, cell.port
     written: list[int] = []

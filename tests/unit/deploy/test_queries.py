@@ -18,13 +18,7 @@ ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "observability" / "grafana" / "dashboards" / "dspark.json"
 # labels Prometheus puts on what it scrapes
-TARGET = {
-    "instance",
-    "job",
-    "role",
-    "replica",
-    "incarnation",
-}
+TARGET = {"instance", "job", "role", "replica", "incarnation"}
 
 
 def _own_labels() -> dict[str, set[str]]:

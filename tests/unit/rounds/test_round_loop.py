@@ -29,16 +29,7 @@ from dspark.rounds.orders import MAX_OPEN_ORDERS
 from dspark.rounds.plan import Plan, PlanKind, Terms
 from dspark.rounds.state import Event, SequenceState, State, UnlistedEvent
 from dspark.types import InForm, Verdict
-from tests.unit.rounds.verifier import (
-    DRAFTER,
-    OTHER,
-    PROMPT,
-    Verifier,
-    of,
-    only,
-    priced,
-    rounds,
-)
+from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 
 @pytest.fixture

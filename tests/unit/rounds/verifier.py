@@ -31,12 +31,7 @@ PROMPT = 100  # more than travel with an order
 
 
 def priced(
-    price: float = 0.0,
-    *,
-    slots: int = 3,
-    window: int = 2,
-    cap: int = NO_CAP,
-    cohorts: int = 1,
+    price: float = 0.0, *, slots: int = 3, window: int = 2, cap: int = NO_CAP, cohorts: int = 1
 ) -> Plan:
     return Plan(Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
 
