@@ -70,14 +70,11 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     def drafting() -> int:
         return len(cell.drafters[0].rows)
 
-    async def settled() -> None:
-        before = [state.stats.drafted for state in states]
-        await asyncio.sleep(1.0)
-        grown = [state.stats.drafted > old for state, old in zip(states, before, strict=True)]
-        assert grown.count(True) >= 3
-
     await cell.until(lambda: drafting() == 3, within_s=20.0)
-    await settled()
+    before = [state.stats.drafted for state in states]
+    await asyncio.sleep(1.0)
+    grown = [state.stats.drafted > old for state, old in zip(states, before, strict=True)]
+    assert grown.count(True) >= 3
     first = next(state for state in states if state.stats.drafted)
     cell.admission.abort(first.request.id)
     await cell.until(lambda: drafting() < 3)
