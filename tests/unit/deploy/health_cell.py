@@ -12,6 +12,7 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
 from deploy.fleet import Pending, StartedProcess, StartFailed
+from deploy.probe import ControlAnnouncer
 from deploy.topology import ProcessRole, Replica, desired
 from dspark.client import CellStatus
 from dspark.errors import Unavailable
@@ -70,11 +71,12 @@ class HealthFleet:
         return Pending("no node has a GPU", True) if name in self.unplaced else Pending()
 
 
-class Listener:
+class Listener(ControlAnnouncer):
     """Remembers every announcement; may be deaf. Workers in `needed` have sequences; `cell` is what
     status says."""
 
     def __init__(self) -> None:
+        super().__init__(None)
         self.told: list[dict[str, int]] = [{}]
         self.drained: list[frozenset[str]] = [frozenset()]
         self.needed: set[str] = set()
@@ -106,8 +108,7 @@ class Cell:
         settings: dict[ProcessRole, dict[str, str]],
         autoscale: AutoscaleConfig | None,
     ) -> None:
-        self.fleet = HealthFleet()
-        self.listener: Any = Listener()
+        self.fleet, self.listener = HealthFleet(), Listener()
         self.controller = Controller(
             desired(config, settings),
             self.fleet,
