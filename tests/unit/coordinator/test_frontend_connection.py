@@ -14,7 +14,7 @@ from coordinator.cells.local_cell import LocalCell
 from coordinator.frontend.link import BATCH_BYTES, CoordinatorConnection
 from coordinator.lanes.monitor import Monitor
 from dspark.client.request import write_request
-from dspark.errors import Overloaded, PeerError
+from dspark.errors import Overloaded
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import frontend_pb2, generate_pb2
@@ -142,14 +142,6 @@ async def test_requests_are_checked_one_at_a_time_and_a_late_finish_is_counted()
         5: "sampling_params.stop",
     }
     assert cell.metrics.value("dropped_total", kind="finish", reason="late") == 1
-    attachment.close()
-
-
-async def test_a_number_that_is_used_twice_breaks_the_protocol() -> None:
-    _, attachment = await attached()
-    attachment.heard(submit(1, 90))
-    with pytest.raises(PeerError, match="call 1 is running already"):
-        attachment.heard(submit(1, 90))
     attachment.close()
 
 

@@ -3,7 +3,7 @@
 import re
 import socket
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from dspark.cli import certificates
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from tests.certificates import Authority
+from tests.unit.deploy.conftest import Write
 from verify_service.config import VerifyConfig
 
 SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
@@ -51,20 +52,6 @@ def _plan(config: ClusterConfig, *words: Any, **more: Any) -> dict[str, dict[str
 
 def _read(flags: Mapping[str, Any], file: Path | None = None) -> ClusterConfig:
     return read_config(file=file, environ={}, flags=flags)
-
-
-Write = Callable[[str], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes the configuration file."""
-
-    def write(text: str) -> Path:
-        (tmp_path / "cell.yaml").write_text(text)
-        return tmp_path / "cell.yaml"
-
-    return write
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
@@ -258,9 +245,7 @@ def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
         taken = f"127.0.0.1:{held.getsockname()[1]}"
         other = http_bind(taken)
         assert other not in (taken, None)
-        assert http_bind(other) == other, (
-            "a port with a number, so that a successor of the process finds it again"
-        )
+        assert http_bind(other) == other, "a successor of the process finds it again"
         assert http_bind(taken, here=False) == taken, "it may be free on another machine"
     assert http_bind(taken) == taken
     assert http_bind(None) is None

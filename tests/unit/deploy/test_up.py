@@ -20,6 +20,7 @@ from dspark.client.cell import cell_file, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.identity import state_dir
 from tests.noted_cell import CELL
+from tests.unit.deploy.conftest import Write
 
 FLAT = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 
@@ -74,11 +75,10 @@ MISSING = "{key}: cannot read {here}/missing: No such file or directory"
     ],
 )
 def test_a_file_that_cannot_be_is_told_before_ray_starts(
-    section: str, key: str, value: str, said: str, tmp_path: Path, no_ray: None
+    section: str, key: str, value: str, said: str, tmp_path: Path, write: Write, no_ray: None
 ) -> None:
-    file = tmp_path / "cell.yaml"
     (tmp_path / "taken").touch()
-    file.write_text(f"{section}: {{{key}: {value.format(here=tmp_path)}}}")
+    file = write(f"{section}: {{{key}: {value.format(here=tmp_path)}}}")
     with pytest.raises(ConfigError) as told:
         begin(LOCAL, file)
     assert str(told.value).startswith(said.format(key=key, here=tmp_path))
@@ -86,12 +86,11 @@ def test_a_file_that_cannot_be_is_told_before_ray_starts(
 
 
 def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up, "start_head", mock.Mock(side_effect=Unavailable("Ray")))
-    file = tmp_path / "cell.yaml"
     missing = "{metrics_token_file: missing}"
-    file.write_text(f"frontend: {missing}\ndraft: {missing}")
+    file = write(f"frontend: {missing}\ndraft: {missing}")
     with pytest.raises(Unavailable, match="Ray"):
         begin(replace(LOCAL, drafters=0), file)
 
@@ -106,24 +105,22 @@ def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
     ],
 )
 def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
-    change: dict[str, str], said: str, golden_target: Path, tmp_path: Path, no_ray: None
+    change: dict[str, str], said: str, golden_target: Path, write: Write, no_ray: None
 ) -> None:
     """It is looked for at the revision that its workers take."""
     models = {"target": str(golden_target), "drafter": "none", **change}
-    file = tmp_path / "cell.yaml"
-    file.write_text("verify: {target_revision: v2}" if "v2" in said else "")
+    file = write("verify: {target_revision: v2}" if "v2" in said else "")
     with pytest.raises(ConfigError, match=f"^{said}"):
         begin(ClusterConfig(**models, http=None), file)
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_tokens_that_the_operator_names_are_neither_drawn_nor_handed_on(
-    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bool, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = mock.Mock(side_effect=NothingStarted("enough is known"))
     monkeypatch.setattr(up, "_serve", serve)
-    file = tmp_path / "cell.yaml"
-    file.write_text(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
+    file = write(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
     with pytest.raises(NothingStarted):
         begin(GUEST, file)
     _, _, secrets, *_ = serve.call_args.args

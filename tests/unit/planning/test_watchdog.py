@@ -76,9 +76,8 @@ def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     )
     assert seen == {3: blocks}
     lacking = [*map(empty, ("rows lost", "unknown sequence", "drafter late"))]
-    assert drafted_passes(lacking, [False] * 3) == {3: DraftedPass(missing=3)}, (
-        "told by the drafter, which every time drafts nothing"
-    )
+    # told by the drafter, which every time drafts nothing
+    assert drafted_passes(lacking, [False] * 3) == {3: DraftedPass(missing=3)}
     others = [empty("no drafter", 0), empty("last token"), empty("rows missing")]
     assert drafted_passes(others, [False] * 3) == {}
 
