@@ -6,9 +6,8 @@ import datetime
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 

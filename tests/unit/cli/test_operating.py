@@ -6,8 +6,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -30,6 +29,7 @@ from dspark.client.cell import write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
 
+LOGS = Path("ray/session_latest/logs")
 FLAT = str(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml")
 
 
@@ -50,7 +50,7 @@ def test_a_wrong_word_is_named(word: str) -> None:
 
 @pytest.mark.parametrize("kept", [signal.SIG_DFL, signal.SIG_IGN])
 def test_signals_that_come_together_end_up_once_and_a_closed_terminal_not_under_nohup(
-    kept: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+    kept: signal.Handlers, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, nohup = 0, kept is signal.SIG_IGN
     ends = {signal.SIGHUP} if nohup else {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
@@ -68,13 +68,8 @@ def test_signals_that_come_together_end_up_once_and_a_closed_terminal_not_under_
         raise Unavailable("no cluster")
 
     monkeypatch.setattr(up, "bring_up", bring_up)
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, kept)
-    try:
-        assert main(["up", "--engine", "synthetic", "--synthetic", FLAT]) == 1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    signal.signal(signal.SIGHUP, kept)
+    assert main(["up", "--engine", "synthetic", "--synthetic", FLAT]) == 1
     assert told == (0 if nohup else 1)
 
 
@@ -90,7 +85,7 @@ def _line(at: int, process: str, event: str, **more: object) -> dict[str, object
 
 
 def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_path: Path) -> None:
-    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs = tmp_path / LOGS
     _write(
         logs / "worker-a.err",
         _line(3, "verify/0", "sequence.prefilled", sequence=7),
@@ -115,7 +110,7 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
 
 
 def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) -> None:
-    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs = tmp_path / LOGS
     _write(logs / "worker-1-2-100.err", _line(1, "draft/0", "a"), "not json", "[1]")
     _write(logs / "worker-2-2-200.err", _line(2, "draft/0", "b"))
     _write(logs / "worker-3-2-300.err", _line(3, "draft/10", "c"), {"event": "of nobody"})
@@ -144,8 +139,7 @@ def test_logs_of_what_is_not_there_say_what_is(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path)))
-    logs = tmp_path / "ray" / "session_latest" / "logs" / "worker-a.err"
-    _write(logs, _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
+    _write(tmp_path / LOGS / "worker-a.err", _line(1, "verify/0", "a"), _line(2, "draft/0", "b"))
     assert main(["logs", *words]) == 1
     assert capsys.readouterr().err.startswith(f"dspark: {said}")
     assert main(["logs", "verify/0"]) == 0
@@ -196,16 +190,9 @@ def test_a_process_that_listens_everywhere_is_where_the_cell_was_asked(
 
 
 def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
-    answers = [groups(STATUS, "10.0.0.1:7000")]
-
-    def ask() -> list[dict[str, object]]:
-        if not answers:
-            raise Unavailable("nobody is there")
-        return answers.pop()
-
-    server = serve("127.0.0.1:0", ask)
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    asked = Mock(side_effect=[groups(STATUS, "10.0.0.1:7000"), Unavailable("nobody is there")])
+    with closing(serve("127.0.0.1:0", asked)) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
         with urllib.request.urlopen(f"{url}/sd", timeout=10) as reply:
             assert reply.headers["Content-Type"] == "application/json"
             assert json.load(reply)[0]["targets"] == ["10.0.0.1:9100"]
@@ -214,8 +201,6 @@ def test_targets_are_asked_for_anew_and_a_lost_coordinator_is_told() -> None:
                 urllib.request.urlopen(url + path, timeout=10)
             assert caught.value.code == status
             caught.value.close()
-    finally:
-        server.close()
 
 
 def test_targets_are_those_of_the_cell_that_is_there_by_now(
@@ -316,10 +301,7 @@ def test_the_doctor_asks_for_no_extra_that_only_a_checkout_needs(
 def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_asks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks() -> Iterator[Finding]:
-        raise ZeroDivisionError("in the check")
-
-    monkeypatch.setattr(machine, "versions", breaks)
+    monkeypatch.setattr(machine, "versions", Mock(side_effect=ZeroDivisionError("in the check")))
     words = "doctor --json --target nowhere --drafter none --http 127.0.0.1:0"
     main(words.split())
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -331,9 +313,7 @@ def test_a_check_of_the_doctor_that_breaks_is_a_finding_and_a_traceback_for_who_
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+    with socket.create_server(("127.0.0.1", 0)) as held:
         (found,) = machine.http_port(f"127.0.0.1:{held.getsockname()[1]}")
     assert found.level is Level.WARN
     assert "sport" in found.said

@@ -31,8 +31,7 @@ def test_an_end_is_read_with_what_it_matched_if_anything() -> None:
         end = generate_pb2.GenerateComplete(finish_reason="FINISH_REASON_STOP", **matched)
         end.timings.total_ms = 2.0
         end.choices.add(index=1, matched_stop_str="b")
-        found = read_event(generate_pb2.GenerateResponse(complete=end))
-        return found
+        return read_event(generate_pb2.GenerateResponse(complete=end))
 
     assert [read().matched_stop, read(matched_token_id=0).matched_stop] == [None, 0]
     found = read(matched_stop_str="a")

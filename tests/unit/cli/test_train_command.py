@@ -90,17 +90,13 @@ def test_reading_the_command_line_loads_no_torch() -> None:
     assert python(code) == "False\n"
 
 
-def test_a_signal_ends_several_workers_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_several_workers_as_ctrl_c_does(
+    handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(*_: object, **__: object) -> Path:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         raise DsparkError("no cluster")
 
     monkeypatch.setattr(train_workers, "train_with_workers", train)
-    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in ends]
-    try:
-        assert main([*REQUIRED, "--workers", "2"]) == 1
-    finally:
-        for number, handler in zip(ends, before, strict=True):
-            signal.signal(number, handler)
+    assert main([*REQUIRED, "--workers", "2"]) == 1

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -118,10 +119,7 @@ def test_a_command_ends_with_its_own_code_whoever_reads(words: tuple[str, ...], 
 
 
 def test_a_file_that_is_missing_is_no_fault_of_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(words: list[str]) -> int:
-        raise FileNotFoundError("as --debug shows it")
-
-    monkeypatch.setattr(cli, "_run", broken)
+    monkeypatch.setattr(cli, "_run", Mock(side_effect=FileNotFoundError("as --debug shows it")))
     with pytest.raises(FileNotFoundError):
         cli.main([])
 
@@ -134,12 +132,8 @@ def test_an_answer_steers_no_terminal(terminal: bool, monkeypatch: pytest.Monkey
 
 
 def test_what_the_encoding_of_stdout_lacks_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(words: list[str]) -> int:
-        print("naïve 日本")
-        return 0
-
     written = io.BytesIO()
-    monkeypatch.setattr(cli, "_run", told)
+    monkeypatch.setattr(cli, "_run", lambda words: print("naïve 日本") or 0)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
     assert cli.main([]) == 0
     assert written.getvalue().decode("latin-1") == "naïve \\u65e5\\u672c\n"

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.simulation.virtual_loop import run_virtual
 from dspark.runtime.telemetry import Metrics
+from tests.rounds_cell import RoundsCell
 
 IN_REAL_TIME = {"test_http_connections.py", "test_process_config.py"}
 LONGEST_S = 7200.0  # of simulated time; whoever hangs while others tick on would never end
@@ -18,6 +19,12 @@ LONGEST_S = 7200.0  # of simulated time; whoever hangs while others tick on woul
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics()
+
+
+@pytest.fixture
+def cell() -> type[RoundsCell]:
+    """A cell with a verifier and a drafter; it is made in the loop of the test."""
+    return RoundsCell
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,17 +37,18 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) 
 def _virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
-        run_virtual(_without_noise(test(**fixtures)))
+        run_virtual(_without_noise(test, fixtures))
 
     return run
 
 
-async def _without_noise(work: Coroutine[Any, Any, None]) -> None:
+async def _without_noise(test: Callable[..., Coroutine[Any, Any, None]], fixtures: Any) -> None:
     """Nothing goes wrong where nobody waits for it."""
+    given = {name: each() if each is RoundsCell else each for name, each in fixtures.items()}
     wrong: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     try:
         async with asyncio.timeout(LONGEST_S):
-            await work
+            await test(**given)
     finally:
         assert not wrong, wrong

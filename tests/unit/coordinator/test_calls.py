@@ -112,12 +112,7 @@ COMMENTARY = CHANNELS + "commentary to=functions.f <|constrain|>json<|message|>"
             "So:  Done.",
             [("f", '{"a": 1}'), ("g", "{}")] * 2,
         ),
-        (
-            NAMED,
-            f"{NAMELY}[TOOL_CALLS]g[ARGS]{ARGUMENTS}",
-            "",
-            [("f", "{}"), ("g", ARGUMENTS)],
-        ),
+        (NAMED, f"{NAMELY}[TOOL_CALLS]g[ARGS]{ARGUMENTS}", "", [("f", "{}"), ("g", ARGUMENTS)]),
         (NAMED, f"[TOOL_CALLS]{LONG}{NAMELY}", f"[TOOL_CALLS]{LONG}", [("f", "{}")]),
         (DEEPSEEK, around(FENCED, FENCED), "", [("weather", ARGUMENTS)] * 2),
         (DEEPSEEK_NAMED, "Wait.\n" + around("f<｜tool▁sep｜>{}"), "Wait.", [("f", "{}")]),
@@ -308,11 +303,7 @@ CHANNEL = re.findall(r"<.+?>|analysis|assistant|.", CHANNELS)
     ("reader", "tokens", "thought"),
     [
         (Reader(inside=True), ["a", "", "b", "</think>", "c"], 3),
-        (
-            Reader(inside=False),
-            ["<think>", "\n", "b", "</", "think", ">", "c"],
-            4,
-        ),
+        (Reader(inside=False), ["<think>", "\n", "b", "</", "think", ">", "c"], 4),
         (Reader(inside=False), ["c", "d"], 0),
         (CallReader(HERMES, inside=True), ["a"], 1),
         (HarmonyReader(), [*CHANNEL, "final", "<|message|>", "c"], 2),

@@ -81,20 +81,21 @@ def test_a_name_too_long_for_a_file_is_one_of_no_target() -> None:
         find_file("a" * 300, "tokenizer.json", None)
 
 
-@pytest.mark.parametrize("written", ["file", "text", "list"])
-def test_it_is_found_wherever_checkpoints_keep_it(tmp_path: Path, written: str) -> None:
-    config: dict[str, Any] = {"bos_token": {"content": "<s>", "lstrip": False}}
-    source = "{{ bos_token }}{{ messages[0].content }}"
-    if written == "file":
-        (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
-        config["chat_template"] = "another, which the file overrides"
-    elif written == "text":
-        config["chat_template"] = source
-    else:
-        config["chat_template"] = [
-            {"name": "tool_use", "template": "x"},
-            {"name": "default", "template": source},
-        ]
+SOURCE = "{{ bos_token }}{{ messages[0].content }}"
+NAMED = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": SOURCE}]
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [(SOURCE, "another, which the file overrides"), ("", SOURCE), ("", NAMED)],
+    ids=["file", "text", "list"],
+)
+def test_it_is_found_wherever_checkpoints_keep_it(
+    tmp_path: Path, file: str, setting: object
+) -> None:
+    config = {"bos_token": {"content": "<s>", "lstrip": False}, "chat_template": setting}
+    if file:
+        (tmp_path / "chat_template.jinja").write_text(file, encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     found = find_template(str(tmp_path), None)
     turns = [{"role": "user", "content": "hi"}]

@@ -72,8 +72,7 @@ async def test_an_error_of_one_answer_ends_the_request() -> None:
     assert cell.clean()
 
 
-async def test_an_abort_ends_what_has_not_ended() -> None:
-    cell = RoundsCell()
+async def test_an_abort_ends_what_has_not_ended(cell: RoundsCell) -> None:
     states = ask(cell, 3, max_tokens=90)
     await cell.until(lambda: states[0].answer.length > 9)
     assert cell.admission.abort("r")
@@ -83,8 +82,9 @@ async def test_an_abort_ends_what_has_not_ended() -> None:
     assert cell.clean()
 
 
-async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() -> None:
-    cell = RoundsCell()
+async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where(
+    cell: RoundsCell,
+) -> None:
     states = ask(cell, 3, max_tokens=90)
     await cell.until(lambda: states[0].answer.length > 9)
     stands = states[0].answer.length
@@ -95,41 +95,32 @@ async def test_a_coordinator_that_stops_ends_every_answer_once_and_says_where() 
     assert cell.clean()
 
 
-async def test_a_verifier_that_keeps_log_probabilities_to_itself_fails_the_request() -> None:
-    cell = RoundsCell()
-    states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
-    await cell.finish(*states, *plain)
-    with pytest.raises(PeerError, match="log-probabilit"):
-        await read(states)
-    assert plain[0].answer.length == 8, "its neighbour does not notice"
-
-
-@pytest.mark.parametrize("more", [-1, 1])
-async def test_a_verdict_whose_log_probabilities_are_not_its_tokens_fails_the_request(
-    more: int,
+@pytest.mark.parametrize(("first", "later", "length"), [(-1, 0, 0), (0, -1, 1), (0, 1, 1)])
+async def test_a_verifier_whose_log_probabilities_are_not_its_tokens_fails_the_request(
+    first: int, later: int, length: int
 ) -> None:
     cell, one = RoundsCell(), ScoredToken(-1.0)
 
     def tampered(each: PassReport) -> list[Up]:
-        extra = more if each.report.number else 0
-        told = [(one,) * (len(row.tokens) + extra) for row in each.report.rounds]
+        more = later if each.report.number else first
+        told = [(one,) * (len(row.tokens) + more) for row in each.report.rounds]
         return [each._replace(logprobs=told)]
 
     cell.port.in_reports(tampered)
-    states = ask(cell, 1, "asks", logprobs=0)
-    await cell.finish(*states)
+    states, plain = ask(cell, 2, "asks", logprobs=0), ask(cell, 1, "plain")
+    await cell.finish(*states, *plain)
     with pytest.raises(PeerError, match="log-probabilit"):
         await read(states)
-    assert states[0].answer.length == 1
+    assert states[0].answer.length == length
+    assert plain[0].answer.length == 8, "its neighbour does not notice"
 
 
 @pytest.mark.parametrize(
     "scored", [ScoredPrompt.joined((), 1), ScoredPrompt(*[np.ones(1)] * 2, *[np.ones((1, 2))] * 2)]
 )
 async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(
-    scored: ScoredPrompt,
+    cell: RoundsCell, scored: ScoredPrompt
 ) -> None:
-    cell = RoundsCell()
     began = Started(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
     states = cell.answers(policy="fixed:3", prompt_logprobs=1)
@@ -154,8 +145,7 @@ def test_numbers_of_several_answers_add_up() -> None:
     assert RequestStats.together([one]) == one
 
 
-async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in() -> None:
-    cell = RoundsCell()
+async def test_the_other_answers_come_when_the_prompt_of_the_first_is_in(cell: RoundsCell) -> None:
     cell.port.hold()
     states = ask(cell, 4)
     await asyncio.sleep(0.1)
@@ -199,8 +189,7 @@ async def test_answers_go_on_when_the_first_is_turned_away_and_comes_back() -> N
     assert cell.clean()
 
 
-async def test_requests_with_the_same_prompt_do_not_wait_for_each_other() -> None:
-    cell = RoundsCell()
+async def test_requests_with_the_same_prompt_do_not_wait_for_each_other(cell: RoundsCell) -> None:
     cell.port.hold()
     states = [*ask(cell, 1, "one"), *ask(cell, 1, "two")]
     await asyncio.sleep(0.1)

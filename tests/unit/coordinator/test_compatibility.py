@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from coordinator.lanes.facts import DrafterFacts, VerifierFacts
+from coordinator.planning.cost import CostCurve
 from coordinator.workers.descriptions import (
     drafter_mismatch,
     senseless,
@@ -95,19 +96,20 @@ def test_verifiers_of_different_targets_do_not_share_a_cell(change: dict[str, ob
     assert str(verifier_mismatch(VERIFIER, other)).startswith("verify/1 ")
 
 
+def _cost(said: verify_pb2.VerifierDescription) -> CostCurve | None:
+    return verifier_facts("verify/0", "h:1", said).cost
+
+
 def test_a_cost_curve_survives_and_a_broken_one_is_absent() -> None:
     seconds = np.array([[0.1, 0.2], [0.3, 0.4]])
     measured = Curve(np.array([1, 8]), np.array([64, 512]), seconds, "measured", (0.01, 0.02), 8)
     said = verify_pb2.VerifierDescription(cost=codec.write_cost(measured))
-    curve = verifier_facts("verify/0", "h:1", said).cost
+    curve = _cost(said)
     assert curve.grid() == ([1, 8], [64, 512], [0.1, 0.2, 0.3, 0.4])
     # eight tokens fill one sequence, and the second one has a cost of its own
     assert curve.measured(8, 64, sequences=2) == pytest.approx(0.3 + 0.01)
     said.cost.seconds[0] = float("nan")
-    assert verifier_facts("verify/0", "h:1", said).cost is None
-    said.ClearField("cost")
-    assert verifier_facts("verify/0", "h:1", said).cost is None
     side = range(1, 401)
     endless = types_pb2.CostCurve(tokens=side, contexts=side, seconds=[0.1] * len(side) ** 2)
-    said.cost.CopyFrom(endless)
-    assert verifier_facts("verify/0", "h:1", said).cost is None
+    for broken in (said.cost, None, endless):
+        assert _cost(verify_pb2.VerifierDescription(cost=broken)) is None

@@ -162,8 +162,7 @@ async def test_a_round_of_a_try_is_not_told_as_a_plain_one() -> None:
     assert {step_of(each).plain for each in plain if not each.plan.sequences} == {True}
 
 
-async def test_a_cohort_in_numbers() -> None:
-    cell = RoundsCell()
+async def test_a_cohort_in_numbers(cell: RoundsCell) -> None:
     with cell.explain.cell() as watch:
         states = [cell.ask((seed, 3), max_tokens=30, policy="fixed:3") for seed in range(3)]
         await asyncio.sleep(0.05)

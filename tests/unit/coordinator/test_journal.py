@@ -2,18 +2,17 @@
 
 import errno
 import os
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.cells import journal_file
-from coordinator.cells.journal import MAX_KEPT, Journal, digest
+from coordinator.cells.journal import MAX_KEPT, Entry, Journal, digest
 from coordinator.cells.journal_file import JournalFile
 from coordinator.config import CoordinatorConfig
 from coordinator.process import _journal
@@ -23,6 +22,7 @@ from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import SamplingParams, ScoredToken
 from dspark.whole_file import placed
+from tests.waiting import wait_until
 
 
 def request(
@@ -46,6 +46,12 @@ def on_disk(folder: Path, *, segment: int = 1 << 20, sync: str = "always", **mor
     file = JournalFile(folder, sync=sync, sync_s=60.0, segment_bytes=segment)
     given: dict[str, Any] = {"keep_s": 60.0, "metrics": Metrics(), "clock": Hand(), **more}
     return Journal(file, **given)
+
+
+def commit(journal: Journal, entry: Entry, tokens: tuple[int, ...]) -> None:
+    """And it is written."""
+    journal.committed(entry, CommittedTokens(tokens, None))
+    journal.write()
 
 
 def test_what_was_written_is_there_when_the_process_is_not(tmp_path: Path) -> None:
@@ -95,10 +101,8 @@ def test_a_process_that_was_killed_as_it_began_a_segment_keeps_no_other_from_sta
 def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> None:
     journal = on_disk(tmp_path)
     entry = journal.open(request())
-    journal.committed(entry, CommittedTokens((1, 2), None))
-    journal.write()
-    journal.committed(entry, CommittedTokens((3,), None))
-    journal.write()
+    commit(journal, entry, (1, 2))
+    commit(journal, entry, (3,))
     journal.close()
     (path,) = tmp_path.glob("journal-*.log")
     content = bytearray(path.read_bytes())
@@ -119,27 +123,20 @@ def test_a_damaged_tail_costs_the_tail_alone(tmp_path: Path, damage: str) -> Non
 def test_a_disk_that_fails_behind_a_write_is_told_of_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: Metrics
 ) -> None:
-    failed = threading.Event()
-
-    def failing(descriptor: int) -> None:
-        failed.set()
-        raise OSError(errno.EIO, "Input/output error")
-
+    sync = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     file = JournalFile(tmp_path, sync="interval", sync_s=0.01, segment_bytes=1 << 20)
     journal = Journal(file, keep_s=60.0, metrics=metrics)
     entry = journal.open(request())
-    monkeypatch.setattr(journal_file.os, "fdatasync", failing)
+    monkeypatch.setattr(journal_file.os, "fdatasync", sync)
     journal.write()
-    assert failed.wait(10.0)
-    for token in range(1000):
-        journal.committed(entry, CommittedTokens((token,), None))
-        journal.write()
-        if metrics.value("journal_failed"):
-            break
-        time.sleep(0.001)
-    assert metrics.value("journal_failed") == 1
-    journal.committed(entry, CommittedTokens((1,), None))
-    journal.write()  # requests go on
+    wait_until(lambda: sync.called)
+
+    def told() -> float:
+        commit(journal, entry, (1,))
+        return metrics.value("journal_failed")
+
+    wait_until(told)
+    commit(journal, entry, (1,))  # requests go on
     monkeypatch.undo()
     file.close()
 
@@ -157,8 +154,7 @@ def test_another_format_is_told_and_stays(tmp_path: Path, monkeypatch: pytest.Mo
         found = journal.find("r")
         assert (found.answers[0].tokens if found is not None else []) == tokens
         entry = journal.open(request(), found and found.answers)
-        journal.committed(entry, CommittedTokens((len(tokens) + 1,), None))
-        journal.write()
+        commit(journal, entry, (len(tokens) + 1,))
         journal.close()
         assert other.read_bytes() == content
         assert len([*tmp_path.glob("journal-*")]) == 2
@@ -177,11 +173,9 @@ def test_what_is_not_its_own_in_the_folder_stays(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_at_the_start_is_told_by_key_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     config = CoordinatorConfig(journal=str(tmp_path))
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=f"^coordinator.journal: {tmp_path}: No space left"):
         _journal(config, Metrics())
@@ -278,11 +272,9 @@ def test_a_disk_that_fails_is_said_once_and_answers_go_on(tmp_path: Path, metric
     journal = on_disk(tmp_path, metrics=metrics)
     entry = journal.open(request())
     os.close(journal._file._descriptor)
-    journal.committed(entry, CommittedTokens((1,), None))
-    journal.write()
+    commit(journal, entry, (1,))
     assert metrics.value("journal_failed") == 1
-    journal.committed(entry, CommittedTokens((2,), None))
-    journal.write()
+    commit(journal, entry, (2,))
     assert entry.answers[0].tokens == [1, 2]
 
 
@@ -309,8 +301,7 @@ def test_a_segment_that_begins_full_is_not_begun_again_with_every_round(tmp_path
     journal.committed(running, CommittedTokens(tuple(range(5000)), None))
     begun = set()
     for number in range(500):
-        journal.committed(running, CommittedTokens((number,), None))
-        journal.write()
+        commit(journal, running, (number,))
         begun |= {path.name for path in tmp_path.glob("journal-*.log")}
     assert len(begun) <= 4
     journal.close()

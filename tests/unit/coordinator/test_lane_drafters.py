@@ -20,8 +20,7 @@ def left_out(cell: RoundsCell) -> float:
     return cell.metrics.value("drafters_left_out", lane=cell.lane.facts.name)
 
 
-async def test_another_drafter_takes_over_without_a_second_prefill() -> None:
-    cell = RoundsCell()
+async def test_another_drafter_takes_over_without_a_second_prefill(cell: RoundsCell) -> None:
     states = [cell.ask((seed, *range(20)), max_tokens=90) for seed in range(4)]
     await asyncio.sleep(0.08)
     first = cell.drafters[0]
@@ -50,8 +49,9 @@ async def test_the_least_loaded_drafter_is_chosen_unless_the_request_names_one()
     assert cell.clean()
 
 
-async def test_r10_a_drafter_that_only_this_process_lost_drafts_on_for_who_is_there() -> None:
-    cell = RoundsCell()
+async def test_r10_a_drafter_that_only_this_process_lost_drafts_on_for_who_is_there(
+    cell: RoundsCell,
+) -> None:
     state = cell.ask(max_tokens=90)
     await asyncio.sleep(0.06)
     drafter: Any = cell.drafters[0]
@@ -81,8 +81,9 @@ async def test_who_has_no_rows_at_a_drafter_that_this_process_lost_gets_another_
     assert {state.last_drafter for state in late} == {other.facts.name}
 
 
-async def test_a_drafter_without_room_for_many_at_once_is_asked_again_as_soon_as_for_one() -> None:
-    cell = RoundsCell()
+async def test_a_drafter_without_room_for_many_at_once_is_asked_again_as_soon_as_for_one(
+    cell: RoundsCell,
+) -> None:
     cell.drafters[0].room = 0
     states = [cell.ask((seed, 3), max_tokens=2000) for seed in range(8)]
     await asyncio.sleep(0.5)
@@ -107,8 +108,9 @@ async def test_a_drafter_that_leaves_hands_its_sequences_to_another_one() -> Non
     assert all(state.stats.drafted > 40 for state in states)
 
 
-async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one() -> None:
-    cell = RoundsCell()
+async def test_a_silent_drafter_costs_a_deadline_and_its_sequences_go_to_another_one(
+    cell: RoundsCell,
+) -> None:
     cell.drafters[0].silent = True
     state = cell.ask(max_tokens=400, policy="fixed:3")
     await asyncio.sleep(0.01)
@@ -143,8 +145,7 @@ async def test_a_drafter_that_is_well_again_is_soon_found_to_be_in_a_large_lane_
     await cell.until(lambda: left_out(cell) == 0, within_s=PAUSE_S + 3.0, each_s=0.05)
 
 
-async def test_a_trial_drafts_whole_blocks_from_its_admission_on() -> None:
-    cell = RoundsCell()
+async def test_a_trial_drafts_whole_blocks_from_its_admission_on(cell: RoundsCell) -> None:
     cell.lane._drafters.lost(1, "malformed")
     await asyncio.sleep(PAUSE_S)
     state = cell.ask()
@@ -186,8 +187,7 @@ async def test_who_must_draft_is_on_no_trial_for_an_alarm_that_it_does_not_heed(
     assert {plan.terms_of(state.sequence.number).kind for state in states} == {PlanKind.PRICE}
 
 
-async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules() -> None:
-    cell = RoundsCell()
+async def test_a_distrusted_drafter_drafts_no_more_under_the_ratio_rules(cell: RoundsCell) -> None:
     exact = cell.ask(max_tokens=150)
     ratio = cell.ask((7, 3), max_tokens=150, params=SamplingParams(temperature=1.0))
     await asyncio.sleep(0.05)

@@ -11,8 +11,9 @@ from tests.fakes import read
 from tests.rounds_cell import RoundsCell
 
 
-async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() -> None:
-    cell = RoundsCell()
+async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move(
+    cell: RoundsCell,
+) -> None:
     states = [cell.ask((seed, 3), max_tokens=60) for seed in range(4)]
     await asyncio.sleep(0.06)
     first, port = cell.lane, cell.port
@@ -35,8 +36,7 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move() 
     assert cell.clean()
 
 
-async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes() -> None:
-    cell = RoundsCell()
+async def test_a_prompt_is_run_under_its_own_salt_wherever_it_goes(cell: RoundsCell) -> None:
     states = [cell.ask(max_tokens=15, cache_salt=salt) for salt in ("one", "", "two")]
     await asyncio.sleep(0.02)
     first = cell.port
@@ -67,8 +67,9 @@ async def test_a_verifier_that_runs_its_first_requests_is_waited_for_but_not_wit
 
 
 @pytest.mark.parametrize("back", [True, False])
-async def test_an_answer_that_has_begun_goes_on_under_its_own_target_alone(back: bool) -> None:
-    cell = RoundsCell()
+async def test_an_answer_that_has_begun_goes_on_under_its_own_target_alone(
+    cell: RoundsCell, back: bool
+) -> None:
     state = cell.ask(max_tokens=90)
     await cell.until(lambda: state.answer.length > 9)
     cell.lose_verifier()
@@ -145,8 +146,7 @@ async def test_answers_that_end_together_with_their_verifier_leave_the_others_th
     assert cell.clean()
 
 
-async def test_a_verifier_that_leaves_keeps_who_ends_in_time() -> None:
-    cell = RoundsCell()
+async def test_a_verifier_that_leaves_keeps_who_ends_in_time(cell: RoundsCell) -> None:
     old = cell.ask(max_tokens=20)
     await asyncio.sleep(0.01)
     cell.lane.drain(10.0)

@@ -87,8 +87,9 @@ def refuse_once(
     port.in_reports(once)
 
 
-async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front() -> None:
-    cell = RoundsCell()
+async def test_who_is_turned_away_before_anybody_looked_at_the_prompt_waits_in_front(
+    cell: RoundsCell,
+) -> None:
     refuse_once(cell.port, RefusalReason.NO_PAGES, "the verifier is draining")
     state = cell.ask()
     await cell.answered(state)

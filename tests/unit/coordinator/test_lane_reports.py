@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +17,7 @@ from tests.rounds_cell import RoundsCell, ToyPair, with_rows
 POLICIES = ("adaptive", "fixed:1", "fixed:3", "threshold:0.5", "off")
 
 
-async def test_several_policies_share_the_rounds_of_a_lane() -> None:
-    cell = RoundsCell()
+async def test_several_policies_share_the_rounds_of_a_lane(cell: RoundsCell) -> None:
     states = [
         cell.ask((seed, 3), max_tokens=60, policy=policy) for seed, policy in enumerate(POLICIES)
     ]
@@ -31,8 +31,9 @@ async def test_several_policies_share_the_rounds_of_a_lane() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-async def test_histograms_agree_with_the_counters_for_every_length(max_tokens: int) -> None:
-    cell = RoundsCell()
+async def test_histograms_agree_with_the_counters_for_every_length(
+    cell: RoundsCell, max_tokens: int
+) -> None:
     state = cell.ask(max_tokens=max_tokens)
     await cell.finish(state)
     tokens, stats = await read(state), state.stats
@@ -64,8 +65,7 @@ async def test_an_end_that_only_the_text_shows_wastes_at_most_the_window(window:
     assert 0 <= beyond <= window + 1, "the round that ran, and as many as a verifier may run ahead"
 
 
-async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
-    cell = RoundsCell()
+async def test_r7_a_commit_is_written_then_acknowledged_then_shown(cell: RoundsCell) -> None:
     happened: list[str] = []
     written: list[int] = []
 
@@ -100,21 +100,17 @@ async def test_r7_a_commit_is_written_then_acknowledged_then_shown() -> None:
 
 @pytest.mark.parametrize("bug", ["news", "settle", "look_at"])
 async def test_r7_a_bug_costs_a_lane_and_no_sequence_and_what_was_committed_before_is_written(
-    bug: str,
+    cell: RoundsCell, bug: str
 ) -> None:
-    cell = RoundsCell()
     state, lane, port = cell.ask(max_tokens=90), cell.lane, cell.port
     written: list[int] = []
     lane._write = lambda: written.append(state.answer.committed_len)
     await cell.until(lambda: state.answer.committed_len > 10, each_s=0.0005)
 
-    def planted(*_: object) -> None:
-        raise RuntimeError("planted")
-
     if bug == "news":
         port.tampers = lambda news: [*news, object()]
     else:
-        setattr(lane._assignment, bug, planted)
+        setattr(lane._assignment, bug, Mock(side_effect=RuntimeError("planted")))
     if bug == "look_at":
         port.tampers = lambda news: ()
     before = state.answer.committed_len
@@ -209,15 +205,11 @@ async def test_reasons_of_a_hostile_verifier_name_no_new_time_series() -> None:
     assert cell.metrics.value("empty_blocks_total", reason="unspecified") > 5
 
 
-async def test_a_bug_in_one_commit_fails_that_request_alone() -> None:
-    cell = RoundsCell()
+async def test_a_bug_in_one_commit_fails_that_request_alone(cell: RoundsCell) -> None:
     broken, fine = cell.ask(max_tokens=20), cell.ask((8, 9), max_tokens=20)
     await cell.until(lambda: broken.answer.length > 2)
 
-    def take(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug")
-
-    broken.answer.take = take
+    broken.answer.take = Mock(side_effect=RuntimeError("a bug"))
     await cell.finish(broken, fine)
     assert await read(fine) == answer_of((8, 9), 20)
     assert fine.handovers == 0

@@ -138,8 +138,7 @@ async def test_a_prompt_is_waited_for_while_prompts_get_on_and_else_run_again(
     assert slow.sequence.finished is not others_get_on
 
 
-async def test_a_prompt_that_gets_on_for_long_is_no_silence() -> None:
-    cell = RoundsCell()
+async def test_a_prompt_that_gets_on_for_long_is_no_silence(cell: RoundsCell) -> None:
     cell.port.hold()
     state, lane = cell.ask(), cell.lane
     for _ in range(10):

@@ -33,8 +33,9 @@ def modes(cell: RoundsCell, lane: str) -> list[float | None]:
     return [value("dspark_lane_mode", {"lane": lane, "mode": mode.value}) for mode in Mode]
 
 
-async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name() -> None:
-    cell = RoundsCell()
+async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name(
+    cell: RoundsCell,
+) -> None:
     name, value = cell.lane.facts.name, cell.metrics.registry.get_sample_value
 
     def shown() -> list[float | None]:
@@ -58,8 +59,7 @@ async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
-async def test_an_idle_lane_shows_how_it_ran(policy: str) -> None:
-    cell = RoundsCell()
+async def test_an_idle_lane_shows_how_it_ran(cell: RoundsCell, policy: str) -> None:
     await cell.answered(cell.ask(max_tokens=60, policy=policy))
     ran = Mode.PLAIN if policy == "off" else Mode.ONE
     assert modes(cell, cell.lane.facts.name) == [float(mode is ran) for mode in Mode]
@@ -86,8 +86,9 @@ def terms_before(cell: RoundsCell, number: int) -> Terms:
     return [each for each in told if isinstance(each, Plan)][-1].terms_of(number)
 
 
-async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own() -> None:
-    cell = RoundsCell()
+async def test_a_plan_is_told_once_and_names_a_newcomer_with_terms_of_its_own(
+    cell: RoundsCell,
+) -> None:
     state = cell.ask(max_tokens=60, policy="fixed:2")
     await cell.finish(state)
     plans = cell.port.orders(Plan)
@@ -141,8 +142,7 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
     await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
 
 
-async def test_weights_of_requests_reach_the_terms_of_their_blocks() -> None:
-    cell = RoundsCell()
+async def test_weights_of_requests_reach_the_terms_of_their_blocks(cell: RoundsCell) -> None:
     states = [cell.ask((seed, 3), max_tokens=60, weight=1.0 + 2.0 * seed) for seed in (0, 1)]
     await cell.finish(*states)
     weights = {

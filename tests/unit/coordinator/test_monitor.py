@@ -2,6 +2,7 @@
 nothing."""
 
 import numpy as np
+import pytest
 
 from coordinator.lanes.monitor import LOOK_EVERY, VERSIONS, WINDOW, Monitor
 from dspark.runtime.telemetry import Metrics
@@ -16,8 +17,13 @@ def even(version: str, slots: int, drift: float = 0.0) -> Draws:
     return Draws(version, each * PLACES, (each,) * PLACES, drift * slots, 0.2 * slots)
 
 
-def test_honest_versions_stay_trusted(metrics: Metrics) -> None:
-    monitor, rng = Monitor(metrics), np.random.default_rng(0)
+@pytest.fixture
+def monitor(metrics: Metrics) -> Monitor:
+    return Monitor(metrics)
+
+
+def test_honest_versions_stay_trusted(monitor: Monitor, metrics: Metrics) -> None:
+    rng = np.random.default_rng(0)
     for _ in range(300):
         counts = rng.multinomial(1024, np.full(PLACES, 1 / PLACES))
         drift = float(rng.normal(0.0, (0.2 * 1024) ** 0.5))
@@ -28,8 +34,7 @@ def test_honest_versions_stay_trusted(metrics: Metrics) -> None:
     assert not monitor.distrusts_all(["honest"])
 
 
-def test_a_liar_loses_the_ratio_rules_and_no_others(metrics: Metrics) -> None:
-    monitor = Monitor(metrics)
+def test_a_liar_loses_the_ratio_rules_and_no_others(monitor: Monitor, metrics: Metrics) -> None:
     for _ in range(64):
         monitor.observe([even("liar", LOOK_EVERY, drift=-0.1), even("other", LOOK_EVERY)])
     assert not monitor.trusts("liar", BLOCK)
@@ -45,16 +50,14 @@ def test_a_liar_loses_the_ratio_rules_and_no_others(metrics: Metrics) -> None:
     assert not monitor.distrusts_all([])
 
 
-def test_an_alarm_is_for_good(metrics: Metrics) -> None:
-    monitor = Monitor(metrics)
+def test_an_alarm_is_for_good(monitor: Monitor, metrics: Metrics) -> None:
     monitor.observe([even("liar", 4096, drift=-0.3)])
     monitor.observe([even("liar", 1 << 26)])
     assert not monitor.trusts("liar", BLOCK)
     assert metrics.value("monitor_alarms_total", drafter="liar", statistic="drift") == 1
 
 
-def test_a_lie_that_begins_late_is_found_as_soon(metrics: Metrics) -> None:
-    monitor = Monitor(metrics)
+def test_a_lie_that_begins_late_is_found_as_soon(monitor: Monitor) -> None:
     for _ in range(200):
         monitor.observe([even("late", WINDOW)])
     spent = 0
@@ -64,8 +67,7 @@ def test_a_lie_that_begins_late_is_found_as_soon(metrics: Metrics) -> None:
     assert spent < 40 * 8192
 
 
-def test_versions_are_bounded(metrics: Metrics) -> None:
-    monitor = Monitor(metrics)
+def test_versions_are_bounded(monitor: Monitor, metrics: Metrics) -> None:
     for number in range(VERSIONS + 5):
         monitor.observe([even(f"v{number}", 1024, drift=-0.5)])
     assert not monitor.trusts(f"v{VERSIONS - 1}", BLOCK)

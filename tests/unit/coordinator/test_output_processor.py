@@ -194,7 +194,7 @@ def test_numbers_come_from_the_pieces_and_stop_where_the_answer_does() -> None:
     logprobs = tuple(ScoredToken(-float(n)) for n in range(8))
     piece = CommittedTokens(ids[1:9], None, logprobs=logprobs, round=Round(9, 8, 7))
     shown = told.reader.read(
-        [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)],
+        [(piece, 101.0), (CommittedTokens(ids[9:], None, round=Round(9, 8, 1)), 102.0)]
     )
     stats = told.reading.stats
     assert [one.logprob for one in shown[0].logprobs] == [0.0, -1.0, -2.0, -3.0]

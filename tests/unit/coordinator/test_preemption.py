@@ -9,8 +9,7 @@ from coordinator.simulation.world import KVShape
 from tests.rounds_cell import RoundsCell
 
 
-async def test_who_was_preempted_goes_before_everybody_younger() -> None:
-    cell = RoundsCell()
+async def test_who_was_preempted_goes_before_everybody_younger(cell: RoundsCell) -> None:
     states = [cell.ask((seed, 7), max_tokens=4) for seed in range(4)]
     line = WaitingQueue()
     for index in (1, 3, 0, 2):  # as they lose their places
@@ -71,22 +70,20 @@ async def test_a_drafter_with_room_for_some_drafts_for_as_many() -> None:
     def drafting() -> int:
         return len(cell.drafters[0].rows)
 
-    async def settled() -> None:
-        before = [state.stats.drafted for state in states]
-        await asyncio.sleep(1.0)
-        grown = [state.stats.drafted > old for state, old in zip(states, before, strict=True)]
-        assert grown.count(True) >= 3
-
     await cell.until(lambda: drafting() == 3, within_s=20.0)
-    await settled()
+    before = [state.stats.drafted for state in states]
+    await asyncio.sleep(1.0)
+    grown = [state.stats.drafted > old for state, old in zip(states, before, strict=True)]
+    assert grown.count(True) >= 3
     first = next(state for state in states if state.stats.drafted)
     cell.admission.abort(first.request.id)
     await cell.until(lambda: drafting() < 3)
     await cell.until(lambda: drafting() == 3, within_s=20.0)
 
 
-async def test_answers_of_a_request_enter_together_behind_its_first_prompt() -> None:
-    cell = RoundsCell()
+async def test_answers_of_a_request_enter_together_behind_its_first_prompt(
+    cell: RoundsCell,
+) -> None:
     cell.port.hold()
     states = cell.answers(policy="off", choices=4)
     members = Members(cell.lane.facts, 8)

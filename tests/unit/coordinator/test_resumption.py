@@ -3,7 +3,7 @@ between them."""
 
 import asyncio
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from coordinator.cells.local_cell import LocalCell, LocalHandle
 from coordinator.reception.output_processor import OutputProcessor
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest, Overloaded, RequestCancelled, Unavailable
-from dspark.rounds.control import Admission, PassReport, Up
+from dspark.rounds.control import Admission
+from dspark.rounds.events import RoundReport
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule, SamplingParams, ScoredToken
@@ -49,6 +50,7 @@ class Desk:
         self.toy = toy or RoundsCell()
         self.cell = LocalCell(self.toy.admission, None, None, journal=journal)
         self.shown = dict(enumerate(shown))
+        self.logprobs: list[ScoredToken] = []
 
     def ask(
         self,
@@ -84,12 +86,15 @@ class Desk:
                 held = self.shown.setdefault(shown.index, [])
                 assert shown.offset == len(held), "neither twice nor skipped"
                 held += shown.tokens
+                self.logprobs += shown.logprobs
 
 
-async def lost(journal: Journal, at_least: int) -> Desk:
+async def lost(
+    journal: Journal, at_least: int, toy: RoundsCell | None = None, **asked: Any
+) -> Desk:
     """One whose process was killed once its client held so many tokens: nothing of it goes on."""
-    desk = Desk(journal)
-    desk.ask()
+    desk = Desk(journal, toy)
+    desk.ask(**asked)
     await desk.read(at_least=at_least)
     desk.toy.lose_verifier()
     return desk
@@ -193,38 +198,30 @@ async def test_answers_of_one_request_have_their_own_noise_and_resume_in_own_epo
 
 
 async def test_log_probabilities_are_told_again_with_their_tokens() -> None:
-    told = [ScoredToken(-float(token)) for token in EXPECTED]
-    params = replace(SAMPLED, logprobs=0)
+    told, params = [ScoredToken(-float(token)) for token in EXPECTED], replace(SAMPLED, logprobs=0)
 
-    def scored(each: PassReport) -> list[Up]:
-        rows = each.report.rounds
-        logprobs = [[ScoredToken(-float(token)) for token in row.tokens] for row in rows]
-        return [each._replace(logprobs=logprobs)]
+    def toy() -> RoundsCell:
+        """Its verifier scores tokens so."""
+        made = RoundsCell()
+        made.port.in_reports(lambda each: [each._replace(logprobs=scored(each.report.rounds))])
+        return made
+
+    def scored(rows: Sequence[RoundReport]) -> list[list[ScoredToken]]:
+        return [[ScoredToken(-float(token)) for token in row.tokens] for row in rows]
 
     journal = in_memory()
-    first = Desk(journal)
-    first.toy.port.in_reports(scored)
-    first.ask(params=params)
-    await first.read(at_least=9)
-    first.toy.lose_verifier()
+    await lost(journal, 9, toy(), params=params)
     for held in (2, 5, 9):
-        second = Desk(journal)
-        second.toy.port.in_reports(scored)
-        second.ask(params=params, offsets=(held,))
-        got: list[ScoredToken] = []
-        while not second.reader.done:
-            waiting = await second.sink.take()
-            for shown in second.reader.read(waiting):
-                assert len(shown.tokens) == len(shown.logprobs)
-                got += shown.logprobs
-        assert got == told[held:]
+        second = Desk(journal, toy(), [EXPECTED[:held]])
+        second.resume(params=params)
+        await second.read()
+        assert second.shown[0] == EXPECTED
+        assert second.logprobs == told[held:]
 
 
 async def test_an_answer_that_ended_unseen_is_told_without_any_work() -> None:
     journal = in_memory()
-    first = Desk(journal)
-    first.ask()
-    await first.read()
+    await lost(journal, TOKENS)
     known = journal.find("r")
     second = Desk(journal, shown=[[*EXPECTED]])
     second.cell.draining = True  # there is nothing to do for it

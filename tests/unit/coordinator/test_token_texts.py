@@ -1,5 +1,6 @@
 """Single tokens as bytes: together they are the text, whatever the vocabulary's way of writing."""
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from dspark.types import ScoredPrompt, ScoredToken
 
 TARGET = Path(__file__).parents[2] / "data" / "pair" / "target"
 TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
+UNLIKELY = ScoredToken(-0.5, (), ())
 
 
 def sentencepiece() -> Tokenizer:
@@ -34,13 +36,25 @@ def sentencepiece() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def tiny() -> Tokenizer:
-    return Tokenizer.load(TARGET)
+def told(
+    shape: CompletionShape, ids: list[int], scored: list[ScoredToken], at: int = 0
+) -> dict[str, Any]:
+    """Log-probabilities of an answer's tokens."""
+    return shape.part(0, OutputChunk(0, at, tokens=ids, logprobs=scored))["logprobs"]
 
 
-@pytest.mark.parametrize(("make", "text"), [(tiny, TEXT), (sentencepiece, "a b 世 a")])
-def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> None:
-    tokenizer = make()
+def opening(shape: CompletionShape, ids: tuple[int, ...]) -> list[int]:
+    """Offsets of an echoed prompt's tokens."""
+    scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
+    output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
+    return shape.opening(0, output)["logprobs"]["text_offset"]
+
+
+TINY, WRITTEN = Tokenizer.load(TARGET), sentencepiece()
+
+
+@pytest.mark.parametrize(("tokenizer", "text"), [(TINY, TEXT), (WRITTEN, "a b 世 a")])
+def test_bytes_of_all_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
     texts = TokenTexts(tokenizer)
     ids = tokenizer.encode(text, add_special=False)
     assert b"".join(texts.bytes_of(token) for token in ids).decode() == text
@@ -50,97 +64,80 @@ def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> N
 
 
 def test_special_tokens_stand_for_themselves_and_unknown_ids_for_nothing() -> None:
-    texts = TokenTexts(tiny())
+    texts = TokenTexts(TINY)
     assert texts.text_of(0) == "<|endoftext|>"
     assert texts.text_of(1 << 20) == ""
     assert TokenTexts(None).text_of(7) == "token_id:7"
 
 
 def test_offsets_of_a_stream_are_those_of_its_own_prompt_and_answer() -> None:
-    tokenizer = tiny()
-    ids = tokenizer.encode("Problem 1: add", add_special=False)
-    shape = CompletionShape(TokenTexts(tokenizer), None)
-    told: dict[tuple[int, int], list[int]] = {}
+    ids = TINY.encode("Problem 1: add", add_special=False)
+    shape = CompletionShape(TokenTexts(TINY), None)
+    offsets = defaultdict[tuple[int, int], list[int]](list)
     for count, token in enumerate(ids, 1):
         for prompt, index in ((0, 0), (0, 1), (1, 0)):
-            shown = OutputChunk(index, count, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
-            told.setdefault((prompt, index), []).extend(
-                shape.part(prompt, shown)["logprobs"]["text_offset"]
-            )
-    texts = [tokenizer.decode([token], skip_special=False) for token in ids]
+            shown = OutputChunk(index, count, tokens=[token], logprobs=[UNLIKELY])
+            offsets[prompt, index] += shape.part(prompt, shown)["logprobs"]["text_offset"]
+    texts = [TINY.decode([token], skip_special=False) for token in ids]
     expected = [len("".join(texts[:before])) for before in range(len(ids))]
-    assert told == dict.fromkeys(told, expected)
+    assert offsets == dict.fromkeys(offsets, expected)
 
 
 def test_offsets_are_places_in_the_text_that_is_shown() -> None:
     """Special tokens are left out of it, and a token need not be a whole character."""
-    tokenizer = tiny()
-    end = tokenizer.special_ids["<|endoftext|>"]
-    ids = [*tokenizer.encode("a 🙂", add_special=False), end, *tokenizer.encode("b")]
+    end = TINY.special_ids["<|endoftext|>"]
+    ids = [*TINY.encode("a 🙂", add_special=False), end, *TINY.encode("b")]
     assert len(ids) > 5, "the character takes several tokens"
-    scored = [ScoredToken(-0.5, (), ())] * len(ids)
+    scored = [UNLIKELY] * len(ids)
     for skip in (True, False):
-        shape = CompletionShape(TokenTexts(tokenizer), ["Q: "], 0, None, skip)
-        told = shape.part(0, OutputChunk(0, 0, tokens=ids, logprobs=scored))["logprobs"]
-        text = "Q: " + tokenizer.decode(ids, skip_special=skip)
-        places = dict(zip(told["tokens"], told["text_offset"], strict=True))
+        shape = CompletionShape(TokenTexts(TINY), ["Q: "], 0, None, skip)
+        said = told(shape, ids, scored)
+        text = "Q: " + TINY.decode(ids, skip_special=skip)
+        places = dict(zip(said["tokens"], said["text_offset"], strict=True))
         assert places["a"] == text.index("a")
         assert places["b"] == text.index("b")
 
 
 def test_tokens_before_an_echoed_text_take_no_place_in_it() -> None:
     """As those that begin a text for many models."""
-    tokenizer = tiny()
-    ids = (0, *tokenizer.encode("Problem 1: add", add_special=False))
-    scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
-    output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
-    told = CompletionShape(TokenTexts(tokenizer), ["Problem 1: add"], 0).opening(0, output)
-    assert told["logprobs"]["text_offset"][:2] == [0, 0]
-    assert told["logprobs"]["text_offset"][-1] == len("Problem 1: ad")
+    ids = (0, *TINY.encode("Problem 1: add", add_special=False))
+    offsets = opening(CompletionShape(TokenTexts(TINY), ["Problem 1: add"], 0), ids)
+    assert (*offsets[:2], offsets[-1]) == (0, 0, len("Problem 1: ad"))
 
 
 def test_bytes_that_are_no_character_take_the_place_of_what_is_shown_for_them() -> None:
     """A prompt of token ids, and what is drawn, may begin, break off and go on in a character."""
-    tokenizer = tiny()
-    texts = TokenTexts(tokenizer)
-    first, *rest = tokenizer.encode("🙂", add_special=False)
+    first, *rest = TINY.encode("🙂", add_special=False)
     assert rest, "the character takes several tokens"
-    (a,) = tokenizer.encode("a", add_special=False)
+    (a,) = TINY.encode("a", add_special=False)
     ids = (rest[-1], a, first, a, first, *rest, rest[-1], rest[-1], a, first, first, a)
-    text = tokenizer.decode(ids, skip_special=False)
+    text = TINY.decode(ids, skip_special=False)
     assert {"�", "🙂"} <= set(text)
-    offsets = [len(tokenizer.decode(ids[:at], skip_special=False)) for at in range(len(ids))]
-    scored = ScoredPrompt(*(np.zeros((len(ids) - 1, *more)) for more in ((), (), (0,), (0,))))
-    output: Any = SimpleNamespace(request=SimpleNamespace(prompt=ids), prompt_logprobs=scored)
-    shape = CompletionShape(texts, [text], 0)
-    assert shape.opening(0, output)["logprobs"]["text_offset"] == offsets
-    told = []
-    for at, token in enumerate(ids):
-        shown = OutputChunk(0, at, tokens=[token], logprobs=[ScoredToken(-0.5, (), ())])
-        told += shape.part(0, shown)["logprobs"]["text_offset"]
-    assert told == [len(text) + at for at in offsets]
+    offsets = [len(TINY.decode(ids[:at], skip_special=False)) for at in range(len(ids))]
+    shape = CompletionShape(TokenTexts(TINY), [text], 0)
+    assert opening(shape, ids) == offsets
+    parts = [told(shape, [token], [UNLIKELY], at=at) for at, token in enumerate(ids)]
+    assert [part["text_offset"] for part in parts] == [[len(text) + at] for at in offsets]
 
 
 @pytest.mark.parametrize("likeliest", [(), (5,), (5, 6)])
 def test_a_token_itself_is_among_the_likeliest_of_its_position(likeliest: tuple[int, ...]) -> None:
     """As in OpenAI's interface, which tells up to one more than requested."""
-    texts = TokenTexts(tiny())
+    texts = TokenTexts(TINY)
     scores = tuple(-0.5 - place for place in range(len(likeliest)))
     scored = [ScoredToken(-9.0, likeliest, scores), ScoredToken(-0.5, likeliest, scores)]
-    shown = OutputChunk(0, 0, tokens=[8, 5], logprobs=scored)
-    told = CompletionShape(texts, None).part(0, shown)["logprobs"]["top_logprobs"]
+    said = told(CompletionShape(texts, None), [8, 5], scored)["top_logprobs"]
     best = {texts.text_of(token): log for token, log in zip(likeliest, scores, strict=True)}
-    assert told == ([best | {texts.text_of(8): -9.0}, best] if best else [None, None])
+    assert said == ([best | {texts.text_of(8): -9.0}, best] if best else [None, None])
 
 
 def test_of_tokens_with_one_text_the_token_itself_counts_and_then_the_likeliest() -> None:
     """A letter and its byte: the unlikely one of both took the place of the likely one."""
-    tokenizer = sentencepiece()
+    tokenizer = WRITTEN
     letter, byte, other = (tokenizer.id_of(name) for name in ("a", "<0x61>", "b"))
     top, scores = (letter, other, byte), (-0.5, -1.0, -9.0)
     chosen = zip((letter, byte, other), (-0.5, -9.0, -1.0), strict=True)
     scored = [ScoredToken(score, top, scores) for _, score in chosen]
-    shown = OutputChunk(0, 0, tokens=[letter, byte, other], logprobs=scored)
-    told = CompletionShape(TokenTexts(tokenizer), None).part(0, shown)["logprobs"]
+    said = told(CompletionShape(TokenTexts(tokenizer), None), [letter, byte, other], scored)
     likely, unlikely = {"a": -0.5, "b": -1.0}, {"a": -9.0, "b": -1.0}
-    assert told["top_logprobs"] == [likely, unlikely, likely]
+    assert said["top_logprobs"] == [likely, unlikely, likely]

@@ -50,13 +50,14 @@ def test_what_is_absent_takes_the_default() -> None:
 
 def test_what_is_given_is_taken() -> None:
     law = {"temperature": 0.5, "top_p": 0.25, "top_k": 9, "seed": 3}
-    message = ask(**law, max_tokens=5, stop_token_ids=[4], ignore_eos=True)
+    message = ask(**law, max_tokens=5, stop_token_ids=[4], ignore_eos=True, n=16)
     message.request_id = "mine"
     message.speculation.policy = "fixed:2"
     request = read(message)
     params = SamplingParams(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
     assert (request.id, request.params, request.max_tokens) == ("mine", params, 5)
-    assert (request.policy, request.stop_ids) == (Fixed(2), frozenset({4}))
+    told = (request.policy, request.stop_ids, request.choices)
+    assert told == (Fixed(2), frozenset({4}), 16)
 
 
 def test_a_weight_is_taken_within_bounds_and_is_one_when_absent() -> None:
@@ -183,10 +184,6 @@ def test_neutral_values_make_a_plain_law(params: dict[str, object]) -> None:
     request = read(ask(**params))
     assert request.params == SamplingParams(seed=42, rule=LIMITS.rule, prompt_len=2)
     assert request.choices == 1
-
-
-def test_several_answers_are_asked_for_by_n() -> None:
-    assert read(ask(n=16)).choices == 16
 
 
 BAD = [math.nan, math.inf, -math.inf]

@@ -39,8 +39,7 @@ async def test_a_reader_that_left_holds_nobody_up_and_later_ones_find_it_open() 
 
 
 @pytest.mark.parametrize(
-    ("holds_after_s", "longest_s", "waits_s"),
-    [(1.0, 30.0, 1.0), (9.0, 0.5, 0.5), (9.0, 0.0, 0.0)],
+    ("holds_after_s", "longest_s", "waits_s"), [(1.0, 30.0, 1.0), (9.0, 0.5, 0.5), (9.0, 0.0, 0.0)]
 )
 async def test_a_wait_ends_when_its_condition_holds_or_when_it_has_taken_as_long_as_it_may(
     holds_after_s: float, longest_s: float, waits_s: float

@@ -44,8 +44,9 @@ def _begin(cell: RoundsCell, verifier: Any) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(work)
 
 
-async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind() -> None:
-    cell = RoundsCell()
+async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind(
+    cell: RoundsCell,
+) -> None:
     verifier = Verifier(cell, lambda each: True)
     before = asyncio.all_tasks()
     warming = _begin(cell, verifier)
@@ -57,8 +58,7 @@ async def test_a_drafter_whose_first_requests_are_given_up_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("kind", ["prefill", "verdict"])
-async def test_what_takes_too_long_fails_the_first_requests(kind: str) -> None:
-    cell = RoundsCell()
+async def test_what_takes_too_long_fails_the_first_requests(cell: RoundsCell, kind: str) -> None:
     verifier = Verifier(
         cell,
         lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0),

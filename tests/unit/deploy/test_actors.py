@@ -74,15 +74,17 @@ async def test_cells_of_one_node_keep_their_secrets_apart(
     assert read_token(first) == SECRET
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "http", "told"),
+    [
+        ("0.0.0.0:7000", "http://0.0.0.0:8000", ("10.0.0.7:7000", "http://10.0.0.7:8000")),
+        ("[::]:7000", "https://[::]:8000", ("10.0.0.7:7000", "https://10.0.0.7:8000")),
+        ("127.0.0.1:7000", None, ("127.0.0.1:7000", "")),
+    ],
+)
 async def test_who_listens_everywhere_is_reached_by_the_node_s_address(
-    started: SimpleNamespace,
+    started: SimpleNamespace, endpoint: str, http: str | None, told: tuple[str, str]
 ) -> None:
-    started.endpoint, started.http_url = "0.0.0.0:7000", "http://0.0.0.0:8000"
+    started.endpoint, started.http_url = endpoint, http
     said = await _start({})
-    assert (said["endpoint"], said["http"]) == ("10.0.0.7:7000", "http://10.0.0.7:8000")
-    started.endpoint, started.http_url = "[::]:7000", "https://[::]:8000"
-    said = await _start({})
-    assert (said["endpoint"], said["http"]) == ("10.0.0.7:7000", "https://10.0.0.7:8000")
-    started.endpoint, started.http_url = "127.0.0.1:7000", None
-    said = await _start({})
-    assert (said["endpoint"], said["http"]) == ("127.0.0.1:7000", "")
+    assert (said["endpoint"], said["http"]) == told

@@ -69,9 +69,7 @@ def test_drafters_reach_what_their_work_asks_for_and_stay(work: float, start: in
     history = _simulate(_work(16, work), 1200, start=(1, start))
     sizes = [drafters for _, _, drafters in history]
     wanted = math.ceil(work / CONFIG.drafter_busy)
-    assert wanted <= sizes[-1] <= wanted + 1, (
-        "at most one more than the target asks for, where headroom keeps it"
-    )
+    assert wanted <= sizes[-1] <= wanted + 1, "headroom may keep one more"
     assert sizes == sorted(sizes, reverse=start == 6), "one direction: no flapping"
     assert history[-1][0] < 400, "settled early and silent after"
 
@@ -116,16 +114,14 @@ def test_verifiers_follow_pages() -> None:
     assert [verifiers for _, verifiers, _ in history][-1] == math.ceil(1.7 / CONFIG.verifier_pages)
 
 
-@pytest.mark.parametrize("field", ["ttft_s", "itl_s", "queue_s"])
-def test_verifiers_follow_promises(field: str) -> None:
+@pytest.mark.parametrize(("field", "limit"), [("ttft_s", 0.5), ("itl_s", 0.05), ("queue_s", 0.5)])
+def test_verifiers_follow_promises(field: str, limit: float) -> None:
     config = replace(CONFIG, slo_ttft_ms=500, slo_itl_ms=50, queue_s=0.5)
-    limit = {"ttft_s": 0.5, "itl_s": 0.05, "queue_s": 0.5}[field]
 
     def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
         return PoolReading(streams=32, drafter_busy=0.5, **{field: 2.5 * limit / verifiers})
 
     history = _simulate(reading, 1800, config=config)
-    assert history[-1][1] == 3
     assert [verifiers for _, verifiers, _ in history] == [1, 2, 3]
     need = verifiers_needed(reading(0, 1, 1), 1, config)
     assert need.at_least == 2

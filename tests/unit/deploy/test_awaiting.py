@@ -46,8 +46,7 @@ VERIFIER, DRAFTER = (
     ProcessStatus(role=name.partition("/")[0], name=name, state="serving")
     for name in ("verify/0", "draft/0")
 )
-FED = LaneStatus(verifier="verify/0", drafters=("draft/0",))
-UNFED = LaneStatus(verifier="verify/0")
+FED, UNFED = (LaneStatus(verifier="verify/0", drafters=each) for each in (("draft/0",), ()))
 CONNECTED = CellStatus((VERIFIER, DRAFTER), lanes=(FED,))
 
 
@@ -58,9 +57,7 @@ def test_what_a_coordinator_lacks_is_told() -> None:
         "1 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, processes=(VERIFIER,)),
         "0 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=()),
         "2 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, lanes=(FED, FED)),
-        "1 of 1 lanes, 0 of 1 drafters feed": replace(
-            CONNECTED, lanes=(replace(FED, drafters=()),)
-        ),
+        "1 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=(UNFED,)),
         "draft/0 is lost (away)": replace(CONNECTED, processes=(VERIFIER, lost)),
     }
     assert [awaiting.missing(status, 1, 1) for status in told.values()] == [*told]

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,16 +22,12 @@ from tests.noted_cell import CELL
 def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What is kept in Ray's own table."""
     kept: dict[str, bytes] = {}
-
-    def put(key: str, said: str, namespace: str) -> None:
-        kept[key] = said.encode()
-
     monkeypatch.setattr(
         ray_table,
         "internal_kv",
         SimpleNamespace(
             _internal_kv_get=lambda key, namespace: kept.get(key),
-            _internal_kv_put=put,
+            _internal_kv_put=lambda key, said, namespace: kept.update({key: said.encode()}),
             _internal_kv_del=lambda key, namespace: kept.pop(key, None),
         ),
     )
@@ -93,30 +90,20 @@ def start(monkeypatch: pytest.MonkeyPatch, created: Any) -> list[Any]:
 
 
 def test_a_name_that_is_taken_leaves_nothing_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(*_: object) -> None:
-        raise ValueError("The name is already taken")
-
-    (error,) = start(monkeypatch, taken)
+    (error,) = start(monkeypatch, Mock(side_effect=ValueError("The name is already taken")))
     assert isinstance(error, NothingStarted)
 
 
 def test_a_controller_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    handle = SimpleNamespace(report=SimpleNamespace(remote=interrupted))
+    handle = SimpleNamespace(report=SimpleNamespace(remote=Mock(side_effect=KeyboardInterrupt)))
     killed, error = start(monkeypatch, lambda *_: handle)
     assert killed is handle
     assert isinstance(error, KeyboardInterrupt)
 
 
 def test_down_clears_its_state_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close_cell(*_: object) -> None:
-        raise AnotherCell("it is another's")
-
-    monkeypatch.setattr(
-        down, "joined", lambda _: nullcontext(SimpleNamespace(close_cell=close_cell))
-    )
+    ray = Mock(close_cell=Mock(side_effect=AnotherCell("it is another's")))
+    monkeypatch.setattr(down, "joined", lambda _: nullcontext(ray))
     write_cell(cell("mine"))
     said: list[str] = []
     down.take_down(said.append, 0.0)

@@ -90,6 +90,4 @@ def test_a_window_forgets_but_keeps_two() -> None:
 @pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.1), (0.75, 0.15), (0.95, 0.19), (1.0, 0.2)])
 def test_percentiles_are_linear_inside_a_bucket(share: float, seconds: float) -> None:
     assert percentile(BOUNDS, [10, 10, 0, 0], share) == pytest.approx(seconds)
-    assert percentile(BOUNDS, [0, 0, 0, 5], share) == 0.4, (
-        "what lies beyond the last bound is at least that"
-    )
+    assert percentile(BOUNDS, [0, 0, 0, 5], share) == 0.4, "beyond the last bound: at least that"

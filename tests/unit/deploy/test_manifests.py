@@ -27,6 +27,7 @@ from deploy.topology import ProcessRole
 from dspark.cli.main import build_parser
 from dspark.runtime.config import load_config
 from dspark.runtime.security import Security
+from tests.unit.deploy.conftest import Write
 
 ROOT = Path(__file__).parents[3]
 DEPLOY, SCHEMAS = ROOT / "deploy", ROOT / "tests" / "data" / "schemas"
@@ -44,6 +45,7 @@ def _manifests() -> Iterator[tuple[str, Manifest]]:
 
 
 MANIFESTS = dict(_manifests())
+SECTIONS = yaml.safe_load(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
 
 
 def _pods(manifest: Manifest) -> Iterator[Manifest]:
@@ -52,13 +54,8 @@ def _pods(manifest: Manifest) -> Iterator[Manifest]:
     groups = [spec.get("headGroupSpec", {}), *spec.get("workerGroupSpecs", []), spec]
     for group in groups:
         if "template" in group:
-            template = group["template"]
-            yield {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": "any"},
-                "spec": template["spec"],
-            }
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}}
+            yield {**pod, "spec": group["template"]["spec"]}
 
 
 def _check(manifest: Manifest) -> None:
@@ -78,9 +75,8 @@ def test_manifests_are_valid(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain/config.yaml:0", "ray/config.yaml:0"])
-def test_the_mounted_configuration_is_one_the_processes_read(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "cell.yaml"
-    file.write_text(MANIFESTS[name]["data"]["cell.yaml"])
+def test_the_mounted_configuration_is_one_the_processes_read(name: str, write: Write) -> None:
+    file = write(MANIFESTS[name]["data"]["cell.yaml"])
     sections = yaml.safe_load(file.read_text())
     known = {*map(str, ProcessRole), "cluster", "autoscale"}
     assert set(sections) <= known
@@ -117,9 +113,10 @@ def _secured(role: ProcessRole, settings: dict[str, Any], secrets: Path) -> None
     assert security.metrics_host(config.bind) == "0.0.0.0", "Prometheus reaches it"
 
 
-def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path: Path) -> None:
-    file = tmp_path / "cell.yaml"
-    file.write_text(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
+def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(
+    tmp_path: Path, write: Write
+) -> None:
+    file = write(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
     for role in (ProcessRole.COORDINATOR, ProcessRole.VERIFY, ProcessRole.DRAFT):
         given = vars(_parsed(role, COMPOSE["services"][role]["command"]))
         for source, flags in ((file, {}), (None, given)):
@@ -127,26 +124,23 @@ def test_processes_listen_beyond_loopback_because_they_ask_for_secrets(tmp_path:
 
 
 def test_the_headless_names_in_the_configuration_are_those_of_the_stateful_sets() -> None:
-    sections = yaml.safe_load(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
     for pool in ("verify", "draft"):
         service = MANIFESTS[f"plain/{pool}.yaml:1"]
         port = service["spec"]["ports"][0]["port"]
         assert service["spec"]["clusterIP"] == "None"
-        assert (
-            MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]["serviceName"] == service["metadata"]["name"]
-        )
-        for index, endpoint in enumerate(sections["coordinator"][pool]):
+        pods = MANIFESTS[f"plain/{pool}.yaml:0"]["spec"]
+        assert pods["serviceName"] == service["metadata"]["name"]
+        for index, endpoint in enumerate(SECTIONS["coordinator"][pool]):
             assert endpoint == f"{pool}-{index}.{pool}:{port}"
 
 
 def test_ports_of_workers_are_known_and_open_to_the_cell() -> None:
-    sections = yaml.safe_load(MANIFESTS["plain/config.yaml:0"]["data"]["cell.yaml"])
     cell, metrics = (
         {each["port"] for each in rule["ports"]}
         for rule in MANIFESTS["plain/network.yaml:0"]["spec"]["ingress"]
     )
     for pool in ("verify", "draft"):
-        settings = load_settings(ProcessRole(pool), file=None, environ={}, flags=sections[pool])
+        settings = load_settings(ProcessRole(pool), file=None, environ={}, flags=SECTIONS[pool])
         calls = {int(settings["bind"].rpartition(":")[2])}
         if pool == "draft":
             calls.add(settings["rounds_port"])
@@ -267,17 +261,14 @@ def test_entry_points_of_the_image_parse() -> None:
 
 
 def test_the_image_installs_extras_that_exist_and_copies_files_that_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = re.findall(r'^RUN pip install .*"\.\[([\w,]+)\]"$', DOCKERFILE, re.MULTILINE)
     assert len(asked) == 2
     given = set(",".join(asked).split(","))
-    assert {"serve", "http", "structured", "quantised"} <= given <= set(extras)
-    assert all(
-        (ROOT / source).exists()
-        for source in re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE)
-    )
+    assert {"serve", "http", "structured", "quantised"} <= given
+    assert given <= project["optional-dependencies"].keys()
+    copied = re.findall(r"^COPY ([^-]\S*) ", DOCKERFILE, re.MULTILINE)
+    assert all((ROOT / source).exists() for source in copied)
 
 
 def test_an_image_holds_the_packages_and_the_drafter_and_no_more() -> None:
@@ -310,13 +301,9 @@ def test_the_pods_of_the_shipped_pair_hold_their_caches_when_full(
     role: ProcessRole, tmp_path: Path
 ) -> None:
     """The target by its shape, for its weights are not in the checkout."""
-    shape = {
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 576,
-    }
-    (tmp_path / "config.json").write_text(json.dumps({**shape, "dtype": "bfloat16"}))
+    shape = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    shape |= {"hidden_size": 576, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(2 * 134_515_008)
     named = {"target": str(tmp_path), "drafter": str(ROOT / "models" / "smollm2-dspark")}

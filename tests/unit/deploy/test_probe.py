@@ -2,9 +2,10 @@
 
 import asyncio
 import errno
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -41,13 +42,20 @@ async def test_a_coordinator_that_was_away_is_asked_over_a_new_channel(opened: l
         assert len(opened) == calls
 
 
-async def test_a_process_that_was_away_is_checked_over_a_new_channel(opened: list[Any]) -> None:
-    looking = Probe(NOBODY, "")
+@pytest.fixture
+async def looking() -> AsyncIterator[Probe]:
+    made = Probe(NOBODY, "")
+    yield made
+    await made.close()
+
+
+async def test_a_process_that_was_away_is_checked_over_a_new_channel(
+    opened: list[Any], looking: Probe
+) -> None:
     for misses in (1, 2):
         await looking.look()
         assert looking.misses == misses
         assert len(opened) == misses + 1
-    await looking.close()
 
 
 class Coordinator(control_pb2_grpc.ControlServicer):
@@ -82,16 +90,14 @@ async def test_an_announcement_says_all_of_a_worker_to_the_coordinator_that_is_t
 
 @pytest.mark.parametrize("failure", [OSError(errno.EMFILE, ""), TimeoutError()])
 async def test_want_of_descriptors_and_silence_are_no_refusals(
-    failure: OSError, monkeypatch: pytest.MonkeyPatch
+    failure: OSError, looking: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking = Probe(NOBODY, "")
     looking.misses, began = 1, looking.heard
     monkeypatch.setattr(asyncio, "open_connection", AsyncMock(side_effect=failure))
     await looking.look()
     assert looking.misses == 0
     # a process that nobody could ask is not silent
     assert (looking.heard > began) is not isinstance(failure, TimeoutError)
-    await looking.close()
 
 
 FULL = grpc.aio.AioRpcError(
@@ -101,27 +107,20 @@ FULL = grpc.aio.AioRpcError(
 
 @pytest.mark.parametrize("answer", [None, FULL])
 async def test_who_answers_is_heard_and_has_missed_nothing(
-    answer: Exception | None, monkeypatch: pytest.MonkeyPatch
+    answer: Exception | None, looking: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even that it has no room for another call."""
-    looking = Probe(NOBODY, "")
     looking.misses, looking.heard = 1, 0.0
     monkeypatch.setattr(looking._stub, "Check", AsyncMock(side_effect=answer))
     await looking.look()
     assert looking.misses == 0 < looking.heard
-    await looking.close()
 
 
 async def test_files_that_do_not_fit_for_a_moment_stop_no_check(
-    opened: list[Any], monkeypatch: pytest.MonkeyPatch
+    looking: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking = Probe(NOBODY, "")
-
-    def unreadable(*_: Any, **__: Any) -> Any:
-        raise ConfigError("tls_cert: is half written")
-
+    unreadable = Mock(side_effect=ConfigError("tls_cert: is half written"))
     monkeypatch.setattr(probe, "open_channel", unreadable)
     for misses in (1, 2):
         await looking.look()
         assert looking.misses == misses
-    await looking.close()

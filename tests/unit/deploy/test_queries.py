@@ -16,15 +16,10 @@ from dspark.runtime.telemetry import Metrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
-DASHBOARD = DEPLOY / "observability" / "grafana" / "dashboards" / "dspark.json"
+OBSERVED = DEPLOY / "observability"
+PAGE = json.loads((OBSERVED / "grafana" / "dashboards" / "dspark.json").read_text())
 # labels Prometheus puts on what it scrapes
-TARGET = {
-    "instance",
-    "job",
-    "role",
-    "replica",
-    "incarnation",
-}
+TARGET = {"instance", "job", "role", "replica", "incarnation"}
 
 
 def _own_labels() -> dict[str, set[str]]:
@@ -48,12 +43,12 @@ OF_ALL = {"model_name", "cell"}  # on every sample
 LABELS = _own_labels() | {"up": set()}  # Prometheus' own, of each target
 
 
-(GROUP,) = yaml.safe_load((DEPLOY / "observability" / "alerts.yml").read_text())["groups"]
+(GROUP,) = yaml.safe_load((OBSERVED / "alerts.yml").read_text())["groups"]
 ALERTS = GROUP["rules"]
 
 
 def _queries() -> Iterator[str]:
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    for panel in PAGE["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
     yield from (rule["expr"] for rule in ALERTS)
     table = (
@@ -129,9 +124,7 @@ def _labels_of_targets() -> list[set[str]]:
     """By `dspark sd`, by compose, and on Kubernetes."""
     process = ProcessStatus(name="draft/0", endpoint="10.0.0.2:7000", metrics_port=9102)
     (found,) = groups(CellStatus(processes=(process,)), "10.0.0.1:7000")
-    scrape = yaml.safe_load((DEPLOY / "observability" / "prometheus.yml").read_text())[
-        "scrape_configs"
-    ][0]
+    (scrape,) = yaml.safe_load((OBSERVED / "prometheus.yml").read_text())["scrape_configs"]
     composed = {label for target in scrape["static_configs"] for label in target["labels"]}
     composed |= {rule["target_label"] for rule in scrape["relabel_configs"]}
     monitor = yaml.safe_load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
@@ -155,29 +148,25 @@ def _parse(query: str) -> Any:
 
 
 def test_panels_of_the_dashboard_have_ids_and_places_of_their_own() -> None:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
+    panels = PAGE["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
     assert len(set(taken)) == len(taken)
 
 
 def test_panels_are_of_the_chosen_source_cell_and_replica() -> None:
-    page = json.loads(DASHBOARD.read_text())
-    choices = {each["name"]: each for each in page["templating"]["list"]}
+    choices = {each["name"]: each for each in PAGE["templating"]["list"]}
     assert list(choices) == ["datasource", "cell", "replica"]
     assert choices["datasource"]["type"] == "datasource"
-    panels = [panel for panel in page["panels"] if panel["type"] != "row"]
+    panels = [panel for panel in PAGE["panels"] if panel["type"] != "row"]
     for each in (
         *(panel for panel in panels),
         *(target for panel in panels for target in panel["targets"]),
     ):
         assert each["datasource"]["uid"] == "${datasource}"
-    for panel in panels:
-        for target in panel["targets"]:
-            selectors = len(re.findall(r"dspark_\w+", target["expr"]))
-            assert selectors == target["expr"].count('cell=~"$cell",replica=~"$replica"'), target[
-                "expr"
-            ]
+    for query in (target["expr"] for panel in panels for target in panel["targets"]):
+        selectors = len(re.findall(r"dspark_\w+", query))
+        assert selectors == query.count('cell=~"$cell",replica=~"$replica"'), query
 
 
 def _labels_of(node: Any) -> set[str] | None:

@@ -13,6 +13,7 @@ from deploy.cell_plan import read_config
 from dspark.cli.main import main
 from dspark.client.cell import find_cell, write_cell
 from tests.noted_cell import CELL
+from tests.unit.deploy.conftest import Write
 
 OURS = replace(CELL, ray_address="127.0.0.1:6379", ray_pid=os.getpid(), name="mine")
 
@@ -73,7 +74,7 @@ def test_what_would_end_others_processes_or_ask_nobody_is_refused(
 
 
 def test_inside_a_job_the_job_s_cluster_is_joined(
-    golden_target: Path, golden_drafter: Path, tmp_path: Path
+    golden_target: Path, golden_drafter: Path, write: Write
 ) -> None:
     models = {"target": str(golden_target), "drafter": str(golden_drafter)}
 
@@ -86,6 +87,5 @@ def test_inside_a_job_the_job_s_cluster_is_joined(
     assert address({"RAY_ADDRESS": "10.0.0.1:6379"}, address="head:1") == "head:1"
     for other in ("auto", "local", "http://10.0.0.1:8265", "ray://10.0.0.1:10001"):
         assert address({"RAY_ADDRESS": other}) is None
-    file = tmp_path / "cell.yaml"
-    file.write_text("cluster: {address: 'mine:1'}\n")
+    file = write("cluster: {address: 'mine:1'}\n")
     assert address({"RAY_ADDRESS": "10.0.0.1:6379"}) == "mine:1"

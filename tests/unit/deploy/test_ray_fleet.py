@@ -37,9 +37,7 @@ async def test_a_process_that_has_a_place_waits_for_none(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = Actor()
-    created = SimpleNamespace(
-        options=lambda **_: SimpleNamespace(remote=lambda _: actor),
-    )
+    created = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))
     monkeypatch.setattr(ray_fleet.ray, "remote", lambda _: created)
     monkeypatch.setattr(ray_fleet.ray, "available_resources", lambda: {})
     monkeypatch.setattr(ray_fleet, "nodes", lambda: [ray_fleet.Node("n", {"CPU": 8.0})])

@@ -18,95 +18,88 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import http_bind, largest, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
 from deploy.service_registry import config_class
-from deploy.topology import ProcessRole, desired, resized, sizes_of
+from deploy.topology import ProcessRole, Topology, desired, resized, sizes_of
 from dspark.cli import certificates
 from dspark.errors import ConfigError
 from dspark.runtime.config import load_config
 from tests.certificates import Authority
+from tests.unit.deploy.conftest import Write
 from verify_service.config import VerifyConfig
 
 SYNTHETIC = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cell.yaml"
+PAIR: dict[str, Any] = {"target": "t", "drafter": "d"}
+CELL = ClusterConfig(**PAIR)
+SECRETS = {name: Path(f"/s/{name}") for name in ("token_file", "client_token_file")}
 
 
-def _plan(
+def _topology(
     config: ClusterConfig,
     file: Path | None = None,
     most: Mapping[ProcessRole, int] | None = None,
     **environ: str,
-) -> dict[str, dict[str, object]]:
-    topology = plan_topology(
-        config,
-        file=file,
-        environ=environ,
-        port=4242,
-        token_files={
-            "token_file": Path("/s/worker_token"),
-            "client_token_file": Path("/s/client_token"),
-        },
-        most=most or sizes_of(config),
+) -> Topology:
+    most = most or sizes_of(config)
+    return plan_topology(
+        config, file=file, environ=environ, port=4242, token_files=SECRETS, most=most
     )
-    return {name: dict(replica.settings) for name, replica in topology.replicas.items()}
+
+
+def _plan(config: ClusterConfig, *words: Any, **more: Any) -> dict[str, dict[str, object]]:
+    replicas = _topology(config, *words, **more).replicas
+    return {name: dict(replica.settings) for name, replica in replicas.items()}
+
+
+def _read(flags: Mapping[str, Any], file: Path | None = None) -> ClusterConfig:
+    return read_config(file=file, environ={}, flags=flags)
 
 
 def test_every_process_gets_what_its_room_understands() -> None:
-    plan = _plan(
-        ClusterConfig(
-            target="t", drafter="d", policy="fixed:3", rule="coupled", device="cpu", revision="r1"
-        )
-    )
-    assert plan["coordinator/0"]["bind"] == "127.0.0.1:4242"
-    assert plan["coordinator/0"]["policy"] == "fixed:3"
-    assert plan["coordinator/0"]["rule"] == "coupled"
-    assert (plan["verify/0"]["target"], plan["verify/0"]["drafter"]) == ("t", "d")
-    assert plan["draft/0"]["drafter"] == "d"
-    assert {plan[name]["bind"] for name in ("verify/0", "draft/0")} == {"127.0.0.1:0"}
-    assert {settings["token_file"] for settings in plan.values()} == {"/s/worker_token"}
-    assert (plan["verify/0"]["target_revision"], plan["draft/0"]["drafter_revision"]) == (
-        "r1",
-        "r1",
-    )
+    told = {"policy": "fixed:3", "rule": "coupled"}
+    plan = _plan(ClusterConfig(**PAIR, **told, device="cpu", revision="r1"))
+    wanted = {
+        "coordinator/0": {**told, "bind": "127.0.0.1:4242"},
+        "verify/0": {**PAIR, "bind": "127.0.0.1:0", "target_revision": "r1"},
+        "draft/0": {"drafter": "d", "bind": "127.0.0.1:0", "drafter_revision": "r1"},
+    }
+    for name, settings in plan.items():
+        assert settings.items() >= {**wanted.pop(name), "token_file": "/s/token_file"}.items()
+    assert not wanted
 
 
 @pytest.mark.parametrize(
     "key", ["coordinator.tls_cert", "frontend.tls_ca", "verify.tls_server_name"]
 )
-def test_certificates_of_one_process_alone_are_refused(key: str, tmp_path: Path) -> None:
+def test_certificates_of_one_process_alone_are_refused(key: str, write: Write) -> None:
     """The others would not speak TLS, or believe another authority."""
     section, _, name = key.partition(".")
-    (tmp_path / "cell.yaml").write_text(f"{section}: {{{name}: its.own}}")
+    file = write(f"{section}: {{{name}: its.own}}")
     with pytest.raises(ConfigError, match=rf"^{key}: its\.own, but all .* as cluster\.{name}$"):
-        _plan(ClusterConfig(target="t", drafter="d", frontends=1), tmp_path / "cell.yaml")
+        _plan(replace(CELL, frontends=1), file)
     if section == "frontend":  # of which there is none
-        _plan(ClusterConfig(target="t", drafter="d"), tmp_path / "cell.yaml")
+        _plan(CELL, file)
 
 
 @pytest.mark.parametrize("section", ["coordinator", "frontend"])
-def test_tokens_that_the_operator_names_are_those_of_every_door(
-    section: str, tmp_path: Path
-) -> None:
-    (tmp_path / "cell.yaml").write_text(f"{section}: {{client_token_file: /tenants}}")
-    config = ClusterConfig(target="t", drafter="d", frontends=1)
-    for file, wanted in ((tmp_path / "cell.yaml", "/tenants"), (None, "/s/client_token")):
-        plan = _plan(config, file)
+def test_tokens_that_the_operator_names_are_those_of_every_door(section: str, write: Write) -> None:
+    file = write(f"{section}: {{client_token_file: /tenants}}")
+    for given, wanted in ((file, "/tenants"), (None, "/s/client_token_file")):
+        plan = _plan(replace(CELL, frontends=1), given)
         assert plan["coordinator/0"]["client_token_file"] == wanted
         assert plan["frontend/0"]["client_token_file"] == wanted
 
 
-def test_http_that_is_off_is_off_whatever_the_section_of_the_coordinator_says(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "cell.yaml").write_text("coordinator: {http: '127.0.0.1:0'}")
-    off = ClusterConfig(target="t", drafter="d", http=None)
-    assert _plan(off, tmp_path / "cell.yaml")["coordinator/0"]["http"] is None
+def test_http_that_is_off_is_off_whatever_the_section_of_the_coordinator_says(write: Write) -> None:
+    file = write("coordinator: {http: '127.0.0.1:0'}")
+    assert _plan(replace(CELL, http=None), file)["coordinator/0"]["http"] is None
 
 
-def test_what_a_section_says_and_the_cell_decides_otherwise_is_told(tmp_path: Path) -> None:
-    (tmp_path / "cell.yaml").write_text(
+def test_what_a_section_says_and_the_cell_decides_otherwise_is_told(write: Write) -> None:
+    file = write(
         "coordinator: {bind: '0.0.0.0:50051', policy: 'off'}\nverify: {target: t, kv_tokens: 4096}"
     )
     with capture_logs() as said:
-        plan = _plan(ClusterConfig(target="t", drafter="d"), tmp_path / "cell.yaml")
+        plan = _plan(CELL, file)
     assert plan["coordinator/0"]["policy"] == "off"
     unused = [each for each in said if each["event"] == "setting.unused"]
     assert [(each["setting"], each["value"], each["used"]) for each in unused] == [
@@ -117,31 +110,29 @@ def test_what_a_section_says_and_the_cell_decides_otherwise_is_told(tmp_path: Pa
 def test_a_synthetic_pair_needs_its_file_and_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SYNTHETIC.parent)
     flags = {"engine": "synthetic", "synthetic": SYNTHETIC.name}
-    config = read_config(file=None, environ={}, flags=flags)
-    plan = _plan(config)
+    plan = _plan(_read(flags))
     for name in ("verify/0", "draft/0"):
         assert (plan[name]["engine"], plan[name]["synthetic"]) == ("synthetic", str(SYNTHETIC))
     assert "engine" not in plan["coordinator/0"]
-    with pytest.raises(ConfigError, match=r"cluster\.synthetic"):
-        read_config(file=None, environ={}, flags={"engine": "synthetic"})
-    with pytest.raises(ConfigError, match=r"cluster\.target"):
-        read_config(file=None, environ={}, flags={**flags, "target": "org/t"})
-    with pytest.raises(ConfigError, match="no-such"):
-        read_config(file=None, environ={}, flags={**flags, "synthetic": "no-such.yaml"})
+    for wrong, said in (
+        ({"engine": "synthetic"}, r"cluster\.synthetic"),
+        ({**flags, "target": "org/t"}, r"cluster\.target"),
+        ({**flags, "synthetic": "no-such.yaml"}, "no-such"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            _read(wrong)
 
 
 def test_a_cell_without_a_drafter_starts_none_and_gets_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = read_config(file=None, environ={}, flags={"target": str(tmp_path), "drafter": "none"})
+    config = _read({"target": str(tmp_path), "drafter": "none"})
     assert config.drafters == 0
-    plan = _plan(config)
-    assert not [name for name in plan if name.startswith("draft/")]
-    topology = plan_topology(
-        config, file=None, environ={}, port=1, token_files={}, most=sizes_of(config)
-    )
+    topology = _topology(config)
+    assert topology.names == {"coordinator/0", "verify/0"}
     with pytest.raises(ConfigError, match="started without a drafter"):
         resized(topology, 1, 1)
-    assert load_config(VerifyConfig, section="verify", flags=plan["verify/0"]).drafter is None
+    told = topology.replicas["verify/0"].settings
+    assert load_config(VerifyConfig, section="verify", flags=told).drafter is None
 
 
 @pytest.mark.parametrize(
@@ -161,24 +152,24 @@ def test_certificates_that_processes_would_refuse_of_each_other_are_refused_at_o
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Authority(tmp_path / "theirs")
-    given = {"target": "t", "drafter": "d", **Authority(Path("ours")).settings()}
+    given = PAIR | Authority(Path("ours")).settings()
     for name in ("localhost", "localhost."):
-        read_config(file=None, environ={}, flags={**given, "tls_server_name": name})
+        _read(given | {"tls_server_name": name})
     for bind in ("127.0.0.1", "::1", "0.0.0.0"):
-        read_config(file=None, environ={}, flags={**given, "bind": bind})
+        _read(given | {"bind": bind})
     with pytest.raises(ConfigError, match=rf"^cluster\.tls_.*{re.escape(said)}"):
-        read_config(file=None, environ={}, flags={**given, **change})
+        _read(given | change)
 
 
 def test_processes_on_all_addresses_of_one_machine_call_each_other_by_its_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "_alternative", DNSName)  # no address is in the certificate
-    flags = {"target": "t", "drafter": "d", "bind": "0.0.0.0", **Authority(tmp_path).settings()}
+    flags = PAIR | {"bind": "0.0.0.0"} | Authority(tmp_path).settings()
     with pytest.raises(ConfigError, match=r"not valid for '127\.0\.0\.1'"):
-        read_config(file=None, environ={}, flags=flags)
+        _read(flags)
     for more in ({"address": "10.0.0.1:6379"}, {"tls_server_name": "localhost"}):
-        read_config(file=None, environ={}, flags={**flags, **more})
+        _read(flags | more)
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -187,48 +178,45 @@ def test_a_certificate_for_servers_alone_will_do_where_callers_show_none(
 ) -> None:
     oids = types.SimpleNamespace(CLIENT_AUTH=EKU.SERVER_AUTH, SERVER_AUTH=EKU.SERVER_AUTH)
     monkeypatch.setattr("cryptography.x509.oid.ExtendedKeyUsageOID", oids)
-    flags = {"target": "t", "drafter": "d", "tls_require_client_cert": asked}
-    flags |= Authority(tmp_path).settings()
+    flags = PAIR | {"tls_require_client_cert": asked} | Authority(tmp_path).settings()
     with pytest.raises(ConfigError, match="refused as a client's") if asked else nullcontext():
-        read_config(file=None, environ={}, flags=flags)
+        _read(flags)
 
 
 @pytest.mark.parametrize("bind", ["::1", "[::1]", "0:0:0:0:0:0:0:1"])
 def test_processes_listen_on_an_address_of_ipv6_however_it_is_written(bind: str) -> None:
-    given = {"target": "t", "drafter": "d", "bind": bind}
-    plan = _plan(read_config(file=None, environ={}, flags=given))
+    plan = _plan(_read(PAIR | {"bind": bind}))
     assert plan["coordinator/0"]["bind"] == "[::1]:4242"
     assert plan["verify/0"]["bind"] == "[::1]:0"
 
 
 def test_an_address_to_bind_with_a_port_is_refused_and_the_setting_of_the_port_named() -> None:
-    ClusterConfig(target="t", drafter="d", bind="::1")
     with pytest.raises(ConfigError, match=r"cluster\.bind: '127\.0\.0\.1:7000' .* cluster\.port"):
-        ClusterConfig(target="t", drafter="d", bind="127.0.0.1:7000")
+        replace(CELL, bind="127.0.0.1:7000")
 
 
 @pytest.mark.parametrize(
     ("sizes", "problem"),
-    [((1, 9999), r"draft=9999 is not in 0\.\.4096"), ((0, 1), r"verify=0 is not in 1\.\.4096")],
+    [
+        ((1, 9999), r"draft=9999 is not in 0\.\.4096"),
+        ((1, -1), r"draft=-1 is not in 0\.\.4096"),
+        ((0, 1), r"verify=0 is not in 1\.\.4096"),
+    ],
 )
 def test_a_size_that_no_pool_can_have_is_refused_with_its_bounds(
     sizes: tuple[int, int], problem: str
 ) -> None:
-    config = read_config(file=None, environ={}, flags={"target": "t", "drafter": "d"})
-    topology = plan_topology(
-        config, file=None, environ={}, port=1, token_files={}, most=sizes_of(config)
-    )
     with pytest.raises(ConfigError, match=problem):
-        resized(topology, *sizes)
+        resized(desired(CELL, {}), *sizes)
 
 
 def test_settings_build_the_configuration_of_their_room() -> None:
-    for name, settings in _plan(ClusterConfig(target="t", drafter="d")).items():
+    for name, settings in _plan(CELL).items():
         config_class(ProcessRole(name.partition("/")[0]))(**settings)
 
 
 def test_the_example_file_is_valid_and_the_environment_overrides_it() -> None:
-    config = read_config(file=EXAMPLE, environ={}, flags={"target": "org/t", "drafter": "org/d"})
+    config = _read({"target": "org/t", "drafter": "org/d"}, EXAMPLE)
     assert config.drafters == 2
     plan = _plan(config, EXAMPLE, DSPARK_DRAFT__Q_ENTRIES="16")
     assert plan["coordinator/0"]["max_queued"] == 256
@@ -239,37 +227,25 @@ def test_a_folder_gets_its_full_path_so_that_workers_find_it(
     golden_target: Path, golden_drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(golden_target.parent)
-    flags = {"target": golden_target.name, "drafter": golden_drafter.name}
-    config = read_config(file=None, environ={}, flags=flags)
+    config = _read({"target": golden_target.name, "drafter": golden_drafter.name})
     assert (config.target, config.drafter) == (str(golden_target), str(golden_drafter))
 
 
-def test_the_file_may_name_the_pair(tmp_path: Path) -> None:
-    for name in ("target", "drafter"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    file = tmp_path / "cell.yaml"
-    file.write_text(
-        f"cluster: {{target: {tmp_path}/target, drafter: {tmp_path}/drafter, drafters: 2}}\n"
-    )
-    config = read_config(file=file, environ={}, flags={})
-    assert (config.target, config.drafter, config.drafters) == (
-        f"{tmp_path}/target",
-        f"{tmp_path}/drafter",
-        2,
-    )
+def test_the_file_may_name_the_pair(
+    golden_target: Path, golden_drafter: Path, write: Write
+) -> None:
+    models = f"target: {golden_target}, drafter: {golden_drafter}"
+    config = _read({}, write(f"cluster: {{{models}, drafters: 2}}\n"))
+    told = (config.target, config.drafter, config.drafters)
+    assert told == (str(golden_target), str(golden_drafter), 2)
 
 
 def test_http_takes_the_port_that_is_wanted_or_any_and_can_be_off() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
+    with socket.create_server(("127.0.0.1", 0)) as held:
         taken = f"127.0.0.1:{held.getsockname()[1]}"
         other = http_bind(taken)
         assert other not in (taken, None)
-        assert http_bind(other) == other, (
-            "a port with a number, so that a successor of the process finds it again"
-        )
+        assert http_bind(other) == other, "a successor of the process finds it again"
         assert http_bind(taken, here=False) == taken, "it may be free on another machine"
     assert http_bind(taken) == taken
     assert http_bind(None) is None
@@ -284,19 +260,19 @@ def test_http_is_off_where_one_of_its_libraries_is_missing(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("config", "drawn"),
+    ("told", "drawn"),
     [
-        (ClusterConfig(target="t", drafter="d"), False),
-        (ClusterConfig(target="t", drafter="d", bind="0.0.0.0"), True),
-        (ClusterConfig(target="t", drafter="d", http="0.0.0.0:8000"), True),
-        (ClusterConfig(target="t", drafter="d", http="0.0.0.0:8000", insecure=True), False),
-        (ClusterConfig(target="t", drafter="d", http=None), False),
+        ({}, False),
+        ({"bind": "0.0.0.0"}, True),
+        ({"http": "0.0.0.0:8000"}, True),
+        ({"http": "0.0.0.0:8000", "insecure": True}, False),
+        ({"http": None}, False),
     ],
 )
 def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
-    config: ClusterConfig, drawn: bool
+    told: dict[str, Any], drawn: bool
 ) -> None:
-    assert ("client_token_file" in token_files(config)) == drawn
+    assert ("client_token_file" in token_files(replace(CELL, **told))) == drawn
 
 
 @pytest.mark.parametrize(
@@ -309,14 +285,8 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("verify: {attention: flash}", "verify.attention: 'flash' is none of auto, stateful"),
         ("verify: {kv_tokens: -5}", "verify.kv_tokens: -5 is less than 0"),
         ("verify: {kv_tokens: 5}", "verify.kv_tokens: 5 does not hold one page of 16"),
-        (
-            "draft: {context_tokens: 40, page_size: 64}",
-            "draft.context_tokens: 40 does not hold one page of 64",
-        ),
-        (
-            "coordinator: {otel_endpoint: nowhere}",
-            "coordinator.otel_endpoint: 'nowhere' is not host:port",
-        ),
+        ("draft: {context_tokens: 40, page_size: 64}", "draft.context_tokens: 40 does not hold"),
+        ("coordinator: {otel_endpoint: nowhere}", "coordinator.otel_endpoint: 'nowhere' is not"),
         ("draft: {context_tokens: 0}", "draft.context_tokens: 0 is less than 1"),
         ("draft: {metrics_port: 70000}", "draft.metrics_port: 70000 is not in 0..65535"),
         ("cluster: {verifiers: 100000000}", "cluster.verifiers: 100000000 is not in 1..4096"),
@@ -345,30 +315,25 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
     ],
 )
 def test_what_no_process_could_start_with_is_refused_before_any_does(
-    tmp_path: Path, written: str, said: str
+    write: Write, written: str, said: str
 ) -> None:
-    file = tmp_path / "cell.yaml"
-    file.write_text(written)
+    file = write(written)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        _plan(
-            read_config(file=file, environ={}, flags={"target": "org/t", "drafter": "org/d"}), file
-        )
+        _plan(_read(PAIR, file), file)
 
 
 def test_pools_begin_within_the_bounds_of_autoscaling() -> None:
     bounds = AutoscaleConfig(enabled=True, min_verifiers=2, max_verifiers=3, max_drafters=2)
-    config, _ = within(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=2), bounds)
+    config, _ = within(replace(CELL, verifiers=1, drafters=2), bounds)
     assert (config.verifiers, config.drafters) == (2, 2)
-    more = replace(config, drafters=3)
-    with pytest.raises(
-        ConfigError, match=r"^cluster\.drafters: 3, but autoscale\.max_drafters is 2"
-    ):
+    more, said = replace(config, drafters=3), "3, but autoscale.max_drafters is 2"
+    with pytest.raises(ConfigError, match=f"^cluster.drafters: {said}"):
         within(more, bounds)
     assert within(more, AutoscaleConfig()) == (more, AutoscaleConfig())
 
 
 def test_a_cell_without_a_drafter_is_never_given_one() -> None:
-    plain = ClusterConfig(target="t", drafter="none", drafters=0)
+    plain = replace(CELL, drafter="none", drafters=0)
     config, bounds = within(plain, AutoscaleConfig(enabled=True, min_drafters=1))
     assert config.drafters == largest(config, bounds)[ProcessRole.DRAFT] == 0
     assert bounds.bounds["drafters"] == (0, 0), "without weights there is nobody to start"
@@ -387,38 +352,32 @@ def test_processors_that_nobody_divided_are_divided_among_the_workers(
         plan = _plan(config, **told)
         return plan["verify/0"]["threads"], plan["draft/0"]["threads"]
 
-    one = ClusterConfig(target="t", drafter="d")
-    assert threads(one) == (2, 1)
-    assert threads(replace(one, verifiers=2)) == (1, 1)
-    assert threads(one, DSPARK_VERIFY__CPUS="1") == (1, 1)
+    assert threads(CELL) == (2, 1)
+    assert threads(replace(CELL, verifiers=2)) == (1, 1)
+    assert threads(CELL, DSPARK_VERIFY__CPUS="1") == (1, 1)
     # of a cluster that is joined: the process decides, by what Ray reserves for it
-    assert threads(replace(one, address="head:6379"))[0] == 0
+    assert threads(replace(CELL, address="head:6379"))[0] == 0
     grows = AutoscaleConfig(enabled=True, max_verifiers=4, max_drafters=2)
-    assert threads(one, 16, most=largest(one, grows)) == (3, 2), "those that may come"
-    assert threads(one, 16, most=largest(one, AutoscaleConfig())) == (12, 4)
+    assert threads(CELL, 16, most=largest(CELL, grows)) == (3, 2), "those that may come"
+    assert threads(CELL, 16, most=largest(CELL, AutoscaleConfig())) == (12, 4)
 
 
 def test_labels_of_a_pool_are_its_own() -> None:
-    config = ClusterConfig(target="t", drafter="d", verifier_selector="zone=a")
-    told = {name: replica.selector for name, replica in desired(config, {}).replicas.items()}
+    topology = desired(replace(CELL, verifier_selector="zone=a"), {})
+    told = {name: replica.selector for name, replica in topology.replicas.items()}
     assert told == {"coordinator/0": {}, "verify/0": {"zone": "a"}, "draft/0": {}}
 
 
 def test_front_ends_come_last_and_stay_when_pools_are_resized() -> None:
-    topology = desired(ClusterConfig(target="t", drafter="d", frontends=2), {})
+    topology = desired(replace(CELL, frontends=2), {})
     assert [*topology.replicas][-2:] == ["frontend/0", "frontend/1"]
     assert resized(topology, 2, 0).sizes[ProcessRole.FRONTEND] == 2
 
 
 def test_resizing_keeps_names_and_drops_the_highest_numbers() -> None:
-    before = desired(
-        ClusterConfig(target="t", drafter="d", verifiers=2, drafters=0),
-        {ProcessRole.DRAFT: {"drafter": "d"}},
-    )
+    settings = {ProcessRole.DRAFT: {"drafter": "d"}}
+    before = desired(replace(CELL, verifiers=2, drafters=0), settings)
     after = resized(before, 1, 2)
     assert after.names == {"coordinator/0", "verify/0", "draft/0", "draft/1"}
     assert {after.replicas[f"draft/{number}"].settings["drafter"] for number in (0, 1)} == {"d"}
     assert resized(after, 2, 0) == before
-    for verifiers, drafters in ((0, 1), (1, -1)):
-        with pytest.raises(ConfigError):
-            resized(before, verifiers, drafters)

@@ -21,6 +21,7 @@ from dspark.client.cell import cell_file, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
 from dspark.runtime.identity import state_dir
 from tests.noted_cell import CELL
+from tests.unit.deploy.conftest import Write
 
 FLAT = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 
@@ -51,7 +52,7 @@ def test_a_cluster_whose_process_id_is_another_process_by_now_is_not_up() -> Non
 
 def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"cluster.bind: cannot listen on 192\.0\.2\.1:"):
-        bring_up(ClusterConfig(bind="192.0.2.1", insecure=True), file=None, environ={}, say=print)
+        begin(ClusterConfig(bind="192.0.2.1", insecure=True))
 
 
 LOCAL = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
@@ -63,33 +64,36 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "start_head", None)
 
 
+def begin(config: ClusterConfig, file: Path | None = None, say: Any = print) -> None:
+    bring_up(config, file=file, environ={}, say=say)
+
+
+MISSING = "{key}: cannot read {here}/missing: No such file or directory"
+
+
 @pytest.mark.parametrize(
-    ("section", "key"),
+    ("section", "key", "value", "said"),
     [
-        ("coordinator", "client_token_file"),
-        ("frontend", "client_token_file"),
-        ("verify", "metrics_token_file"),
+        ("coordinator", "client_token_file", "{here}/missing", MISSING),
+        ("frontend", "client_token_file", "{here}/missing", MISSING),
+        ("verify", "metrics_token_file", "{here}/missing", MISSING),
+        (
+            "coordinator",
+            "journal",
+            "{here}/taken/j",
+            "coordinator.journal: {here}/taken/j: Not a d",
+        ),
     ],
 )
-def test_a_file_that_is_not_there_is_told_before_ray_starts(
-    section: str, key: str, tmp_path: Path, no_ray: None
+def test_a_file_that_cannot_be_is_told_before_ray_starts(
+    section: str, key: str, value: str, said: str, tmp_path: Path, write: Write, no_ray: None
 ) -> None:
-    file, missing = tmp_path / "cell.yaml", tmp_path / "missing"
-    file.write_text(f"{section}: {{{key}: {missing}}}")
-    said = re.escape(f"{key}: cannot read {missing}: No such file or directory")
-    with pytest.raises(ConfigError, match=f"^{said}$"):
-        bring_up(LOCAL, file=file, environ={}, say=print)
+    (tmp_path / "taken").touch()
+    file = write(f"{section}: {{{key}: {value.format(here=tmp_path)}}}")
+    with pytest.raises(ConfigError) as told:
+        begin(LOCAL, file)
+    assert str(told.value).startswith(said.format(key=key, here=tmp_path))
     assert not cell_file().exists()
-
-
-def test_a_journal_that_cannot_be_written_is_told_before_ray_starts(
-    tmp_path: Path, no_ray: None
-) -> None:
-    file, taken = tmp_path / "cell.yaml", tmp_path / "taken"
-    taken.touch()
-    file.write_text(f"coordinator: {{journal: {taken / 'journal'}}}")
-    with pytest.raises(ConfigError, match=r"^coordinator\.journal: .*/taken/journal: Not a direct"):
-        bring_up(LOCAL, file=file, environ={}, say=print)
 
 
 @pytest.mark.parametrize(
@@ -109,76 +113,60 @@ def test_a_journal_that_cannot_be_written_is_told_before_ray_starts(
     ],
 )
 def test_what_processes_of_one_machine_cannot_have_is_told_before_ray_starts(
-    told: str, change: dict[str, int], said: str, tmp_path: Path, no_ray: None
+    told: str, change: dict[str, int], said: str, write: Write, no_ray: None
 ) -> None:
-    file = tmp_path / "cell.yaml"
-    file.write_text(told)
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
-        bring_up(replace(LOCAL, **change), file=file, environ={}, say=print)
+        begin(replace(LOCAL, **change), write(told))
 
 
 def test_a_file_of_processes_that_there_will_not_be_is_not_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up, "start_head", mock.Mock(side_effect=Unavailable("Ray")))
-    file = tmp_path / "cell.yaml"
     missing = "{metrics_token_file: missing}"
-    file.write_text(f"frontend: {missing}\ndraft: {missing}")
+    file = write(f"frontend: {missing}\ndraft: {missing}")
     with pytest.raises(Unavailable, match="Ray"):
-        bring_up(replace(LOCAL, drafters=0), file=file, environ={}, say=print)
+        begin(replace(LOCAL, drafters=0), file)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"target": "nosuch", "drafter": "none"}, "cluster.target: nosuch: neither a folder nor"),
+        ({"target": "nosuch"}, "cluster.target: nosuch: neither a folder nor"),
         ({"drafter": "org/nosuch"}, "cluster.drafter: org/nosuch: neither a folder nor"),
         ({"target": "no.gguf"}, "cluster.target: no.gguf: No such file"),
+        ({"target": "org/nosuch"}, "cluster.target: org/nosuch at revision v2: neither"),
     ],
 )
 def test_a_model_that_is_not_to_be_had_is_told_before_ray_starts(
-    change: dict[str, str], said: str, golden_target: Path, no_ray: None
+    change: dict[str, str], said: str, golden_target: Path, write: Write, no_ray: None
 ) -> None:
+    """It is looked for at the revision that its workers take."""
     models = {"target": str(golden_target), "drafter": "none", **change}
+    file = write("verify: {target_revision: v2}" if "v2" in said else "")
     with pytest.raises(ConfigError, match=f"^{said}"):
-        bring_up(ClusterConfig(**models, http=None), file=None, environ={}, say=print)
-
-
-def test_a_model_is_looked_for_at_the_revision_that_its_workers_take(
-    tmp_path: Path, no_ray: None
-) -> None:
-    file, models = tmp_path / "cell.yaml", {"target": "org/nosuch", "drafter": "none"}
-    file.write_text("verify: {target_revision: v2}")
-    with pytest.raises(ConfigError, match=r"^cluster\.target: org/nosuch at revision v2: neither"):
-        bring_up(ClusterConfig(**models, http=None), file=file, environ={}, say=print)
+        begin(ClusterConfig(**models, http=None), file)
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_tokens_that_the_operator_names_are_neither_drawn_nor_handed_on(
-    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: bool, tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[dict[str, str]] = []
-
-    def serve(cell: object, topology: object, secrets: dict[str, str], *_: object) -> None:
-        given.append(secrets)
-        raise NothingStarted("enough is known")
-
+    serve = mock.Mock(side_effect=NothingStarted("enough is known"))
     monkeypatch.setattr(up, "_serve", serve)
-    file = tmp_path / "cell.yaml"
-    file.write_text(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
+    file = write(f"coordinator: {{client_token_file: {tmp_path / 'tenants'}}}" if named else "")
     with pytest.raises(NothingStarted):
-        bring_up(GUEST, file=file, environ={}, say=print)
-    assert ("client_token_file" in given[0]) != named
+        begin(GUEST, file)
+    _, _, secrets, *_ = serve.call_args.args
+    assert ("client_token_file" in secrets) != named
 
 
 def test_a_guest_that_cannot_join_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    def joined(_: object) -> None:
-        raise ImportError("No module named 'ray'")
-
     for module in (up, down):
-        monkeypatch.setattr(module, "joined", joined)
+        missing = mock.Mock(side_effect=ImportError("No module named 'ray'"))
+        monkeypatch.setattr(module, "joined", missing)
     with pytest.raises(ImportError, match="ray"):
-        bring_up(GUEST, file=None, environ={}, say=print)
+        begin(GUEST)
     assert not cell_file().exists()
 
 
@@ -202,7 +190,7 @@ def test_what_is_taken_down_while_it_starts_stays_down(
 
     monkeypatch.setattr(up, "start_head", start_head)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        bring_up(LOCAL, file=None, environ={}, say=said.append)
+        begin(LOCAL, say=said.append)
     assert not cell_file().exists()
     assert said[0] == "ray: starting a local cluster"
     assert [line.partition(":")[0] for line in said[1:]] == ["down"]
@@ -226,7 +214,7 @@ def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
     monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
     monkeypatch.setattr(up, "reserve", reserve)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        bring_up(LOCAL, file=None, environ={}, say=print)
+        begin(LOCAL)
     assert not cell_file().exists()
 
 
@@ -244,7 +232,7 @@ def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(
     monkeypatch.setattr(up, "start_head", start_head)
     monkeypatch.setattr(down, "stop_head", again)
     with pytest.raises(KeyboardInterrupt):
-        bring_up(LOCAL, file=None, environ={}, say=print)
+        begin(LOCAL)
     assert not cell_file().exists()
 
 

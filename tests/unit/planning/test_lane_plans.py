@@ -50,6 +50,12 @@ def told(made: LanePlans, drafters: Mapping[int, int] | None = None) -> Plan:
     return made.in_force
 
 
+def replanned(made: LanePlans) -> Plan:
+    """The same of terms that are computed anew."""
+    made.replan()
+    return told(made)
+
+
 def report(rounds: int = 1) -> Applied:
     """A pass of two sequences, with whole blocks."""
     rows = [RoundReport(number, 0, 1, 100, (1,) * 6, 5, 7, (0.9,) * 7, "", 1) for number in (1, 2)]
@@ -59,8 +65,7 @@ def report(rounds: int = 1) -> Applied:
 
 def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
     made = plans("adaptive", "fixed:3", "threshold:0.4", "off", "adaptive")
-    made.replan()
-    plan = told(made)
+    plan = replanned(made)
     assert plan.terms.kind is PlanKind.PRICE
     assert plan.terms_of(1) == plan.terms_of(5) == plan.terms
     assert plan.terms_of(2) == Terms(PlanKind.FIXED, 3)
@@ -96,8 +101,7 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
     made = LanePlans(None)
     made.drafters([DrafterCost(5, None)])
     made.add(planned(1, "adaptive", weight=2.0))
-    made.replan()
-    assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
+    assert replanned(made).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
 
 
 @pytest.mark.parametrize("curve", [None, GPU.curve()])
@@ -105,14 +109,13 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
 def test_a_drafter_that_comes_late_is_planned_for(policy: str, curve: CostCurve | None) -> None:
     made = LanePlans(curve)
     made.add(planned(1, policy))
-    made.replan()
-    assert told(made).terms_of(1).slots == 0
+    assert replanned(made).terms_of(1).slots == 0
     made.drafters([DrafterCost(5, None)])
-    made.replan()
-    assert told(made).terms_of(1).slots == 5
+    assert replanned(made).terms_of(1).slots == 5
     made.drafters([])
-    made.replan()
-    assert told(made).terms_of(1).slots == 5, "out of reach here, and maybe not for the verifier"
+    assert replanned(made).terms_of(1).slots == 5, (
+        "out of reach here, and maybe not for the verifier"
+    )
 
 
 def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
@@ -169,8 +172,7 @@ def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[
     seen = set()
     for streams in (1, 64):
         made = plans(*["fixed:5"] * streams, cohorts=cohorts)
-        made.replan()
-        seen.add(told(made).cohorts)
+        seen.add(replanned(made).cohorts)
     assert seen <= expected | {1}
     assert expected <= seen or cohorts == 0
 
@@ -226,12 +228,10 @@ def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_me
     for each in (first, *others):
         made.add(each)
     made.tries(first, True)
-    made.replan()
-    assert told(made).terms_of(1) == Terms(PlanKind.FIXED, 7)
+    assert replanned(made).terms_of(1) == Terms(PlanKind.FIXED, 7)
     assert told(made).terms_of(2).kind is PlanKind.OFF
     made.tries(first, False)
-    made.replan()
-    assert told(made).terms_of(1).kind is not PlanKind.FIXED
+    assert replanned(made).terms_of(1).kind is not PlanKind.FIXED
 
 
 def test_a_drafter_that_gets_nobody_takes_no_part_of_the_drafts() -> None:

@@ -61,6 +61,11 @@ class Rounds:
         return most
 
 
+@pytest.fixture
+def drafter() -> Rounds:
+    return Rounds()
+
+
 def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     half = (0.5, 0.5, 0.5)
     rounds = [block(1, 2, half), block(2, 2, half), block(0)]
@@ -71,9 +76,8 @@ def test_a_pass_says_what_was_promised_and_what_was_kept_of_it() -> None:
     )
     assert seen == {3: blocks}
     lacking = [*map(empty, ("rows lost", "unknown sequence", "drafter late"))]
-    assert drafted_passes(lacking, [False] * 3) == {3: DraftedPass(missing=3)}, (
-        "told by the drafter, which every time drafts nothing"
-    )
+    # told by the drafter, which every time drafts nothing
+    assert drafted_passes(lacking, [False] * 3) == {3: DraftedPass(missing=3)}
     others = [empty("no drafter", 0), empty("last token"), empty("rows missing")]
     assert drafted_passes(others, [False] * 3) == {}
 
@@ -101,8 +105,9 @@ def test_honest_blocks_raise_no_alarm(sequences: int) -> None:
         ([empty("drafter late")], Alarm.NOTHING_DRAFTED),
     ],
 )
-def test_an_alarm_comes_within_a_hundred_rounds(rounds: list[RoundReport], alarm: Alarm) -> None:
-    drafter = Rounds()
+def test_an_alarm_comes_within_a_hundred_rounds(
+    drafter: Rounds, rounds: list[RoundReport], alarm: Alarm
+) -> None:
     assert drafter.until_alarm(None, 500) == 500
     assert drafter.until_alarm(rounds, 101) <= 100
     assert drafter.watch.alarm is alarm
@@ -127,8 +132,7 @@ def test_the_first_blocks_are_no_surer_than_they_are() -> None:
     assert watch.alarm is Alarm.COLLAPSE
 
 
-def test_a_hiccup_is_none_and_neither_is_a_block_now_and_then() -> None:
-    drafter = Rounds()
+def test_a_hiccup_is_none_and_neither_is_a_block_now_and_then(drafter: Rounds) -> None:
     drafter.until_alarm(None, 300)
     assert drafter.until_alarm([empty("late")], 25) == 25  # half a second of these rounds
     for _ in range(200):
@@ -138,8 +142,9 @@ def test_a_hiccup_is_none_and_neither_is_a_block_now_and_then() -> None:
     assert drafter.watch.alarm is None
 
 
-def test_who_is_left_out_is_tried_again_each_time_later_and_forgiven_when_it_drafts() -> None:
-    drafter = Rounds()
+def test_who_is_left_out_is_tried_again_each_time_later_and_forgiven_when_it_drafts(
+    drafter: Rounds,
+) -> None:
     drafter.until_alarm(None, 300)
     drafter.until_alarm([block(0)], 100)
     pauses = []
@@ -175,10 +180,9 @@ def test_what_a_verifier_gave_up_is_left_out_at_once_and_once() -> None:
     assert (watch.left_out(14.9), watch.left_out(15.0)) == (True, False)
 
 
-def test_blocks_that_are_worth_little_may_become_what_is_usual() -> None:
+def test_blocks_that_are_worth_little_may_become_what_is_usual(drafter: Rounds) -> None:
     """A load of another kind: little is promised, and it is kept."""
     poor = (0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
-    drafter = Rounds()
     drafter.until_alarm(None, 500)
     assert drafter.until_alarm(None, 300, confidence=poor) < 300
     drafter.now += PAUSE_S
@@ -187,8 +191,7 @@ def test_blocks_that_are_worth_little_may_become_what_is_usual() -> None:
     assert drafter.watch.alarm is None
 
 
-def test_a_process_that_comes_anew_knows_what_its_version_did() -> None:
-    drafter = Rounds()
+def test_a_process_that_comes_anew_knows_what_its_version_did(drafter: Rounds) -> None:
     drafter.until_alarm(None, 500)
     drafter.watch = DrafterWatch(drafter.watch.past)
     assert drafter.until_alarm([block(0, 0, (0.0,) * 7)], 101) <= 100
@@ -212,8 +215,9 @@ def test_a_trial_goes_on_until_it_can_tell_where_blocks_promise_little(promise: 
     assert rounds.watch.pause_left_s(rounds.now) == pytest.approx(LONGEST_S, rel=0.5)
 
 
-def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer() -> None:
-    drafter = Rounds()
+def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer(
+    drafter: Rounds,
+) -> None:
     assert drafter.until_alarm([block(0)], 101) <= 100, "one that never fitted has no past"
     drafter.now += PAUSE_S
     drafter.run([block(0)])
@@ -225,14 +229,15 @@ def test_a_trial_that_stood_idle_does_not_make_the_pause_behind_it_any_longer() 
     assert 0.0 < drafter.watch.pause_left_s(drafter.now) <= LONGEST_S
 
 
-def test_short_blocks_are_not_measured_by_what_long_ones_were_worth() -> None:
-    drafter, sure = Rounds(), (0.99,) * 15
+def test_short_blocks_are_not_measured_by_what_long_ones_were_worth(drafter: Rounds) -> None:
+    sure = (0.99,) * 15
     assert drafter.until_alarm(None, 500, confidence=sure, verified=15) == 500
     assert drafter.until_alarm(None, 500, confidence=sure[:1], verified=1) == 500
 
 
-def test_what_a_form_refuses_is_not_its_drafter_s_fault_and_a_trial_may_end_with_it() -> None:
-    drafter = Rounds()
+def test_what_a_form_refuses_is_not_its_drafter_s_fault_and_a_trial_may_end_with_it(
+    drafter: Rounds,
+) -> None:
     drafter.until_alarm(None, 300)
     for _ in range(500):
         drafter.run([block(0)], formed=True)

@@ -1,7 +1,6 @@
 """What `RoundLoop` promises of every round, R1 to R11, one by one. `test_lane_storms` asserts most
 of them again."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -23,43 +22,48 @@ from dspark.rounds.events import (
     Why,
 )
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
-from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
+from tests.unit.rounds.verifier import (
+    DRAFTER,
+    OTHER,
+    PROMPT,
+    Verifier,
+    by,
+    of,
+    only,
+    priced,
+    rounds,
+)
 
 
 def test_r1_nothing_of_a_block_leaves_before_its_prefix_is_fixed() -> None:
     said = []
     for block in ((0.9, 0.9, 0.9), (0.1,), ()):
         verifier = Verifier(priced(0.5))
-        verifier.prefilled(1)
-        verifier.prefilled(2, drafter=OTHER)
-        first, _ = of(verifier.said, SendOrder)
-        said.append(
-            (verifier.blocks(first, block), Counter(verifier.loop.counts), verifier.loop.next_at())
-        )
+        first, _ = verifier.ordered(1), verifier.ordered(2, drafter=OTHER)
+        actions, loop = verifier.blocks(first, block), verifier.loop
+        said.append((actions, dict(loop.counts), loop.next_at()))
     assert said[0] == said[1] == said[2]
     assert said[0][0] == []
 
 
 def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
     verifier = Verifier(priced(0.5))
-    order = only(verifier.prefilled(1, 2), SendOrder)
+    order = verifier.ordered(1, 2)
     verifier.tell(priced(0.95, slots=1, cap=0))
-    run = only(verifier.blocks(order, (0.9, 0.9), (0.9, 0.1)), RunPass)
+    run = verifier.run(order, (0.9, 0.9), (0.9, 0.1))
     assert [row.prefix for row in run.rows] == [2, 1], "by the terms of the order"
     order = only(verifier.ended(run), SendOrder)
     assert [row.slots for row in order.rows] == [1, 1]
     verifier.tell(priced(0.0))
-    assert [row.prefix for row in only(verifier.blocks(order, (0.99,), (0.99,)), RunPass).rows] == [
-        0,
-        0,
-    ], "a cap of 0"
+    run = verifier.run(order, (0.99,), (0.99,))
+    assert [row.prefix for row in run.rows] == [0, 0], "a cap of 0"
 
 
 def test_r2_a_weight_is_frozen_too() -> None:
     verifier = Verifier(replace(priced(0.5), terms=Terms(PlanKind.PRICE, 2, 0.5, weight=2.0)))
-    order = only(verifier.prefilled(1), SendOrder)
+    order = verifier.ordered(1)
     verifier.tell(priced(0.5))
-    assert only(verifier.blocks(order, (0.3, 0.9)), RunPass).rows[0].prefix == 2
+    assert verifier.run(order, (0.3, 0.9)).rows[0].prefix == 2
 
 
 @pytest.mark.parametrize("cap", [NO_CAP, 7, 3, 0])
@@ -91,31 +95,23 @@ def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> N
         Terms(PlanKind.PRICE, 3, 0.0),
     ]
     assert prefixes([(0.8, 0.625, 0.9)] * 3, terms) == [2, 0, 3]
-    assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [Terms(PlanKind.THRESHOLD, 3, 0.5)] * 2) == [
-        0,
-        1,
-    ]
-    assert prefixes(
-        [(0.9,), ()], [Terms(PlanKind.PRICE, 3, float("inf")), Terms(PlanKind.OFF)]
-    ) == [0, 0]
+    threshold, nothing = Terms(PlanKind.THRESHOLD, 3, 0.5), Terms(PlanKind.PRICE, 3, float("inf"))
+    assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [threshold] * 2) == [0, 1]
+    assert prefixes([(0.9,), ()], [nothing, Terms(PlanKind.OFF)]) == [0, 0]
 
 
 def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
     capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
     assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
     assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], "tie: the lower row"
-    assert prefixes([(1.0, 1.0), (1.0,)], [Terms(PlanKind.FIXED, 2, cap=2)] * 2) == [1, 1], (
-        "and the earlier slot first"
-    )
-    assert prefixes([(1.0, 0.1), (1.0, 0.9)], [Terms(PlanKind.FIXED, 2, cap=1)] * 2) == [1, 0], (
-        "whatever follows"
-    )
+    two, one = ([Terms(PlanKind.FIXED, 2, cap=cap)] * 2 for cap in (2, 1))
+    assert prefixes([(1.0, 1.0), (1.0,)], two) == [1, 1], "and the earlier slot first"
+    assert prefixes([(1.0, 0.1), (1.0, 0.9)], one) == [1, 0], "whatever follows"
 
 
 def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others() -> None:
     verifier = Verifier(pages=3 * (PROMPT + 1) + 4)
-    order = only(verifier.prefilled(1, 2, 3), SendOrder)
-    run = only(verifier.blocks(order, *[(1.0, 1.0, 1.0)] * 3), RunPass)
+    run = verifier.run(verifier.ordered(1, 2, 3), *[(1.0, 1.0, 1.0)] * 3)
     assert run.rows[0].prefix == 3
     assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, "taken by the oldest"
     assert [row.sequence for row in run.rows] == [1, 2]
@@ -124,10 +120,9 @@ def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others(
 @pytest.mark.parametrize("again", [True, False])
 def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
     verifier = Verifier(priced(cohorts=2), 2 * (PROMPT + 1))
-    verifier.prefilled(3, drafter=0)
-    (third,) = of(verifier.said, RunPass)
+    third = only(verifier.prefilled(3, drafter=0), RunPass)
     verifier.pages.total -= 1
-    order = only(verifier.prefilled(2), SendOrder)
+    order = verifier.ordered(2)
     if again:  # an empty block uses the anchor up just as well
         verifier.tell(DrafterLost(DRAFTER))
         verifier.tell(replace(priced(cohorts=2), sequences={2: SequencePlan(drafter=OTHER)}))
@@ -147,16 +142,13 @@ def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
 
 def test_r5_a_deadline_is_fixed_with_its_order() -> None:
     verifier = Verifier(replace(priced(), draft_s=1.0))
-    verifier.prefilled(1)
-    verifier.prefilled(2, drafter=OTHER)
-    first, _ = of(verifier.said, SendOrder)
+    first, _ = verifier.ordered(1), verifier.ordered(2, drafter=OTHER)
     assert verifier.loop.next_at() == 3.0, "three times what is expected"
     verifier.now = 1.0
     verifier.blocks(first, (0.9,))
     verifier.tell(replace(priced(), draft_s=9.0))
     assert verifier.loop.next_at() == 3.0
-    verifier.now = 3.0
-    assert len(only(verifier.tell(), RunPass).rows) == 2
+    assert len(only(verifier.too_late(), RunPass).rows) == 2
 
 
 def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:
@@ -178,8 +170,7 @@ def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released(
 
 def test_r6_the_youngest_reports_everything_before_it_makes_room() -> None:
     verifier = Verifier(pages=2 * (PROMPT + 1))
-    run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
-    actions = verifier.ended(run)
+    actions = verifier.past(verifier.prefilled(1, 2, drafter=0))
     assert {each.sequence for each in rounds(actions)} == {1, 2}
     gone = only(actions, Released)
     assert (gone.sequence, gone.rounds) == (2, 2)
@@ -206,24 +197,19 @@ def test_r8_no_round_begins_more_than_the_window_ahead(window: int, drafter: int
         if drafter:
             actions = verifier.blocks(only(actions, SendOrder), (0.9,))
         begun += 1
-        actions = verifier.ended(only(actions, RunPass))
+        actions = verifier.past(actions)
     assert begun == window + 1
-    assert verifier.state(1) == "HELD"
-    actions = verifier.tell(Acknowledged(1, 0, 1))
-    assert len(actions) == 1, "one more"
-    assert not verifier.tell(Acknowledged(1, 0, 0)), (
-        "acknowledgements are cumulative, an older one takes nothing back"
-    )
+    assert len(verifier.tell(Acknowledged(1, 0, 1))) == 1, "one more"
+    assert not verifier.tell(Acknowledged(1, 0, 0)), "an older one takes nothing back"
     assert not verifier.tell(Acknowledged(1, 0, 99))
     assert verifier.loop.counts["acknowledgement of an unreported round"] == 1
 
 
 def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
     verifier = Verifier(priced(window=5))
-    run = only(verifier.prefilled(1, drafter=0), RunPass)
-    run = only(verifier.ended(run), RunPass)
+    actions = verifier.past(verifier.prefilled(1, drafter=0))
     verifier.tell(priced(window=0))
-    verifier.ended(run)
+    verifier.past(actions)
     assert verifier.state(1) == "HELD"
 
 
@@ -240,16 +226,13 @@ def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
 
 def test_r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it() -> None:
     verifier = Verifier()
-    verifier.hold_rows = True
-    verifier.prefilled(1, drafter=0)
-    (run,) = of(verifier.said, RunPass)
-    verifier.hold_rows = False
-    verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=DRAFTER)}))
-    order = only(verifier.ended(run), SendOrder)
+    actions = verifier.prefilled(1, drafter=0)
+    verifier.tell(by(DRAFTER))
+    order = only(verifier.past(actions), SendOrder)
     verifier.hold_rows = True  # the other one never gets its rows
     for _ in range(2):
-        verifier.tell(replace(priced(), sequences={1: SequencePlan(drafter=OTHER)}))
-        run = only(verifier.blocks(order, (0.9,)), RunPass)
+        verifier.tell(by(OTHER))
+        run = verifier.run(order, (0.9,))
         verifier.acknowledge(verifier.said)
         order = only(verifier.ended(run, accepted=1), SendOrder)
         assert order.drafter == DRAFTER
@@ -257,10 +240,10 @@ def test_r10_what_the_coordinator_thinks_of_a_drafter_never_stops_orders_to_it()
 
 def test_r11_few_missing_rows_go_with_the_next_order() -> None:
     verifier = Verifier(priced(window=9))
-    order = only(verifier.prefilled(1), SendOrder)
+    order = verifier.ordered(1)
     actions = verifier.tell(BlocksCame(order.order, [(1.0,)], [PROMPT - 4]))
     assert not of(actions, SendRows)
-    order = only(verifier.ended(only(actions, RunPass)), SendOrder)
+    order = only(verifier.past(actions), SendOrder)
     assert (order.rows[0].first_row, order.rows[0].committed_len) == (PROMPT - 4, PROMPT + 2)
 
 

@@ -22,7 +22,7 @@ from dspark.rounds.events import (
 )
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.orders import Waits
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms
+from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
 from dspark.types import Verdict
 
 A = TypeVar("A")
@@ -31,14 +31,14 @@ PROMPT = 100  # more than travel with an order
 
 
 def priced(
-    price: float = 0.0,
-    *,
-    slots: int = 3,
-    window: int = 2,
-    cap: int = NO_CAP,
-    cohorts: int = 1,
+    price: float = 0.0, *, slots: int = 3, window: int = 2, cap: int = NO_CAP, cohorts: int = 1
 ) -> Plan:
     return Plan(Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
+
+
+def by(drafter: int, plan: Plan | None = None) -> Plan:
+    """The plan that gives sequence 1 to this drafter."""
+    return replace(plan or priced(), sequences={1: SequencePlan(drafter=drafter)})
 
 
 class Verifier:
@@ -81,6 +81,18 @@ class Verifier:
         self.tell(*(Prefilled(number, epoch, 7) for number in numbers))
         return self.tell(*(Acknowledged(number, epoch, 0) for number in numbers), plan)
 
+    def ordered(self, *numbers: int, **more: int) -> SendOrder:
+        """The order for sequences that begin, see `prefilled`."""
+        return only(self.prefilled(*numbers, **more), SendOrder)
+
+    def drafted(self, *confidence: float, **more: int) -> RunPass:
+        """The first pass of sequence 1, with this block."""
+        return self.run(self.ordered(1, **more), confidence)
+
+    def run(self, order: SendOrder, *confidence: Sequence[float]) -> RunPass:
+        """The pass that begins with these blocks."""
+        return only(self.blocks(order, *confidence), RunPass)
+
     def blocks(self, order: SendOrder, *confidence: Sequence[float]) -> list[Action]:
         """The drafter answers with a row for each of the order's."""
         marks = [row.committed_len - 1 for row in order.rows]
@@ -90,6 +102,15 @@ class Verifier:
         """The pass ends, with as many drafted tokens kept in every row as its prefix allows."""
         drawn = [Verdict((token,) * (min(accepted, row.prefix) + 1)) for row in run.rows]
         return self.tell(PassEnded(run.number, drawn))
+
+    def past(self, actions: Iterable[Action]) -> list[Action]:
+        """The pass that was begun ends."""
+        return self.ended(only(actions, RunPass))
+
+    def too_late(self) -> list[Action]:
+        """It is the time that the loop waits for."""
+        self.now = self.loop.next_at() or 0.0
+        return self.tell()
 
     def acknowledge(self, actions: Iterable[Action]) -> list[Action]:
         """Everything reported in these."""

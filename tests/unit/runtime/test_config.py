@@ -37,13 +37,6 @@ def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
     assert config == Sample("from-file", 3, 0.25, True, ("a:1", "b:2"), None)
 
 
-def test_optional_values_can_be_unset() -> None:
-    assert (
-        load_config(Sample, section="s", flags={"target": "t", "token_file": "none"}).token_file
-        is None
-    )
-
-
 TARGET = "verify: {target: t}\n"
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -107,13 +108,10 @@ async def test_a_device_that_fails_at_everything_is_told_about_and_so_is_its_ret
     heard = list[bool]()
     worker.on_health = heard.append
 
-    def fail() -> None:
-        raise RuntimeError("the device is gone")
-
     async def failing(times: int) -> None:
         for _ in range(times):
-            with pytest.raises(RuntimeError):
-                await worker.run(fail)
+            with pytest.raises(ValueError, match="invalid literal"):
+                await worker.run(int, "x")
 
     await failing(BROKEN - 1)
     await worker.run(int)  # a bad job fails alone
@@ -142,9 +140,7 @@ async def test_a_posted_job_runs_and_what_it_raises_is_the_devices(worker: Devic
     loop, heard, done = asyncio.get_running_loop(), list[bool](), threading.Event()
     worker.on_health = heard.append
 
-    def fail() -> None:
-        raise RuntimeError("broken")
-
+    fail = Mock(side_effect=RuntimeError("broken"))
     for _ in range(BROKEN):
         await asyncio.to_thread(worker.post, fail, loop)
         worker.post(int, loop, computes=False)  # which hides no broken device
@@ -154,6 +150,7 @@ async def test_a_posted_job_runs_and_what_it_raises_is_the_devices(worker: Devic
     assert heard == [False, True]
     worker.close()
     worker.post(fail, loop)  # left out
+    assert fail.call_count == BROKEN
 
 
 async def test_a_job_of_another_thread_is_done_there_and_between_two_of_the_device_s_own(

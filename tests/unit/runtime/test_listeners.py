@@ -31,9 +31,7 @@ PROCESSES = {
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port somebody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         yield int(listener.getsockname()[1])
 
 

@@ -4,7 +4,7 @@ for what it has just let in too, and no longer than it was given."""
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,11 +84,26 @@ async def test_a_start_that_is_broken_off_closes_what_it_has_opened() -> None:
     assert closed
 
 
-async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -> None:
-    device = DeviceWorker("test")
+@pytest.fixture
+def device() -> Iterator[DeviceWorker]:
+    made = DeviceWorker("test")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def busy(device: DeviceWorker) -> AsyncIterator[threading.Event]:
+    """The device is, until this is set."""
+    over = threading.Event()
+    device.submit(over.wait, 10.0)
+    yield over
+    over.set()
+
+
+async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for(
+    device: DeviceWorker, busy: threading.Event
+) -> None:
     held: list[int] = []
-    busy = threading.Event()
-    device.submit(busy.wait, 10.0)
     device.submit(held.append, 1, urgent=True)
     waiting = asyncio.create_task(emptied(device, lambda: len(held), 30.0))
     await asyncio.sleep(0)
@@ -98,19 +113,14 @@ async def test_a_sequence_that_was_let_in_but_not_yet_taken_up_is_waited_for() -
     assert not waiting.done()
     await device.run(held.clear)
     await waiting
-    device.close()
 
 
-async def test_a_device_that_does_not_answer_is_waited_for_no_longer_than_the_grace() -> None:
-    device = DeviceWorker("test")
-    busy = threading.Event()
-    device.submit(busy.wait, 10.0)
+async def test_a_device_that_does_not_answer_is_waited_for_no_longer_than_the_grace(
+    device: DeviceWorker, busy: threading.Event
+) -> None:
     await emptied(device, lambda: 1, 0.0)
-    busy.set()
-    device.close()
 
 
-async def test_a_device_that_has_ended_holds_nothing() -> None:
-    device = DeviceWorker("test")
+async def test_a_device_that_has_ended_holds_nothing(device: DeviceWorker) -> None:
     device.close()
     await emptied(device, lambda: 1, 30.0)

@@ -19,78 +19,66 @@ from dspark.runtime.wire_limits import (
     request_bytes,
     trimmed,
 )
-from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, types_pb2, verify_pb2
+from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, verify_pb2
 from verify_service.control_stream import control_bounds
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
 
 
+MANY = [1] * 1_000_000
+
+
+def asked(**fields: Any) -> bytes:
+    return generate_pb2.GenerateRequest(**fields).SerializeToString()
+
+
 def test_the_largest_proper_request_passes() -> None:
-    params = generate_pb2.SamplingParams(
-        stop=["\U0001f600" * 256] * 16,
-        stop_token_ids=[2**32 - 1] * 64,
-        logit_bias=dict.fromkeys(range(2**32 - 1024, 2**32), -99.5),
-        max_tokens=2**32 - 1,
-        seed=2**63 - 1,
-    )
-    request = generate_pb2.GenerateRequest(
-        request_id="\U0001f600" * 128,
-        text="x" * (4 << 20),
-        sampling_params=params,
-        cache_salt="\U0001f600" * 128,
-        resume=generate_pb2.Resume(offsets=[2**32 - 1] * 16),
-    )
-    check_size(GENERATE, request.SerializeToString())
+    params = {
+        "stop": ["\U0001f600" * 256] * 16,
+        "stop_token_ids": [2**32 - 1] * 64,
+        "logit_bias": dict.fromkeys(range(2**32 - 1024, 2**32), -99.5),
+        "max_tokens": 2**32 - 1,
+        "seed": 2**63 - 1,
+    }
+    fields = {
+        "request_id": "\U0001f600" * 128,
+        "text": "x" * (4 << 20),
+        "cache_salt": "\U0001f600" * 128,
+        "resume": {"offsets": [2**32 - 1] * 16},
+    }
+    check_size(GENERATE, asked(**fields, sampling_params=params))
     check_size(ABORT, generate_pb2.AbortRequest(request_ids=["i" * 128] * 1024).SerializeToString())
     check_size("/dspark.wire.v1.Verify/Session", bytes(1 << 20))
 
 
 @pytest.mark.parametrize(
-    ("request_", "named"),
+    ("named", "part"),
     [
-        (generate_pb2.GenerateRequest(request_id="x" * 2000), "request_id"),
-        (generate_pb2.GenerateRequest(text="x" * ((4 << 20) + 1)), "text"),
-        (
-            generate_pb2.GenerateRequest(
-                sampling_params=generate_pb2.SamplingParams(
-                    logit_bias=dict.fromkeys(range(9000), 1.0)
-                )
-            ),
-            "sampling_params",
-        ),
-        (generate_pb2.GenerateRequest(resume=generate_pb2.Resume(offsets=[1] * 5000)), "resume"),
+        ("request_id", "x" * 2000),
+        ("text", "x" * ((4 << 20) + 1)),
+        ("sampling_params", {"logit_bias": dict.fromkeys(range(9000), 1.0)}),
+        ("resume", {"offsets": [1] * 5000}),
     ],
 )
-def test_a_too_large_part_is_named(request_: generate_pb2.GenerateRequest, named: str) -> None:
+def test_a_too_large_part_is_named(named: str, part: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_size(GENERATE, request_.SerializeToString())
+        check_size(GENERATE, asked(**{named: part}))
     assert caught.value.field == named
 
 
 def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
     room = request_bytes(4096)
-    largest = generate_pb2.TokenizedInput(input_ids=[2**32 - 1] * 4096)
-    check_size(GENERATE, generate_pb2.GenerateRequest(tokenized=largest).SerializeToString(), room)
-    check_size(
-        GENERATE, generate_pb2.GenerateRequest(text="\U0001f600" * 4096).SerializeToString(), room
-    )
-    for request in (
-        generate_pb2.GenerateRequest(
-            tokenized=generate_pb2.TokenizedInput(input_ids=[1] * 1_000_000)
-        ),
-        generate_pb2.GenerateRequest(text="x" * (room + 1)),
-    ):
+    check_size(GENERATE, asked(tokenized={"input_ids": [2**32 - 1] * 4096}), room)
+    check_size(GENERATE, asked(text="\U0001f600" * 4096), room)
+    for wrong in (asked(tokenized={"input_ids": MANY}), asked(text="x" * (room + 1))):
         with pytest.raises(InvalidRequest, match=f"at most {room} are allowed"):
-            check_size(GENERATE, request.SerializeToString(), room)
+            check_size(GENERATE, wrong, room)
     assert request_bytes(1 << 30) < MAX_REQUEST, "the rest of a request has room beside it"
 
 
 def test_many_small_parts_are_too_many() -> None:
     with pytest.raises(InvalidRequest, match="parts"):
-        check_size(
-            GENERATE,
-            generate_pb2.GenerateRequest(request_id="x").SerializeToString() * (MOST_PARTS + 1),
-        )
+        check_size(GENERATE, asked(request_id="x") * (MOST_PARTS + 1))
 
 
 @given(st.binary(max_size=200))
@@ -99,39 +87,33 @@ def test_bytes_that_are_no_message_are_the_parsers_business(data: bytes) -> None
         check_size(GENERATE, data)
 
 
-MANY = [1] * 1_000_000
-
-
 def told(**order: object) -> verify_pb2.ControlDown:
     return verify_pb2.ControlDown(incarnation=4, orders=[verify_pb2.ControlDown.Order(**order)])
 
 
-OPENING = draft_pb2.OpenContext(sequence=7, reserve_tokens=8)
-LAW = types_pb2.SequenceSampling(stop_token_ids=MANY)
+OPENING = {"sequence": 7, "reserve_tokens": 8}
 
 
 @pytest.mark.parametrize(
     ("kept", "too_large", "bounds", "field"),
     [
         (
-            told(admission=verify_pb2.Admission(sequence=7, cache_salt="s")),
-            told(admission=verify_pb2.Admission(sequence=7, token_ids=MANY, cache_salt="s")),
+            told(admission={"sequence": 7, "cache_salt": "s"}),
+            told(admission={"sequence": 7, "token_ids": MANY, "cache_salt": "s"}),
             control_bounds(4096),
             "token_ids",
         ),
         (
-            draft_pb2.RoundsCommand(order=draft_pb2.Order(order=3)),
+            draft_pb2.RoundsCommand(order={"order": 3}),
             draft_pb2.RoundsCommand(
-                order=draft_pb2.Order(order=3, sequence=MANY, epoch=MANY, anchors=MANY)
+                order={"order": 3, "sequence": MANY, "epoch": MANY, "anchors": MANY}
             ),
             rounds.BOUNDS,
             "order.anchors",
         ),
         (
             draft_pb2.RoundsCommand(open=OPENING),
-            draft_pb2.RoundsCommand(
-                open=draft_pb2.OpenContext(sequence=7, reserve_tokens=8, sampling=LAW)
-            ),
+            draft_pb2.RoundsCommand(open={**OPENING, "sampling": {"stop_token_ids": MANY}}),
             rounds.BOUNDS,
             "sampling",
         ),
@@ -175,28 +157,21 @@ def test_the_largest_proper_commands_pass_whole() -> None:
         slots=ids,
         rows=ids,
         token_ids=[2**32 - 1] * 4096,
-    )
-    order.features.CopyFrom(
-        types_pb2.TensorChunk(dtype="float32", shape=[4096, 64], data=bytes(1 << 20))
+        features={"dtype": "float32", "shape": [4096, 64], "data": bytes(1 << 20)},
     )
     chunk = features_pb2.FeatureChunk(
         sink_incarnation=2**60,
         projection="p" * 64,
         sequence=2**40,
         token_ids=[2**32 - 1] * feature_sink.MAX_ROWS,
+        rows={"dtype": "float32", "shape": [feature_sink.MAX_ROWS, 64], "data": bytes(1 << 20)},
     )
-    chunk.rows.CopyFrom(
-        types_pb2.TensorChunk(
-            dtype="float32", shape=[feature_sink.MAX_ROWS, 64], data=bytes(1 << 20)
-        )
-    )
-    admission = verify_pb2.Admission(
-        sequence=7, token_ids=[2**32 - 1] * 40_960, cache_salt="\U0001f600" * 512
-    )
+    longest = [2**32 - 1] * 40_960
+    admission = {"sequence": 7, "token_ids": longest, "cache_salt": "\U0001f600" * 512}
     columns = {"sequence": sequences, "epoch": ids}
     for data, its in (
         (told(admission=admission).SerializeToString(), control_bounds(40_960)),
-        (told(kept=verify_pb2.Kept(**columns)).SerializeToString(), control_bounds(40_960)),
+        (told(kept=columns).SerializeToString(), control_bounds(40_960)),
         (draft_pb2.RoundsCommand(order=order).SerializeToString(), rounds.BOUNDS),
         (chunk.SerializeToString(), feature_sink.BOUNDS),
     ):

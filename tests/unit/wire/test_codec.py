@@ -239,10 +239,8 @@ def test_a_value_that_is_none_spoils_its_own_block(change: dict[str, object]) ->
 
 
 def test_a_reason_nobody_knows_is_invalid() -> None:
-    assert (
-        read_blocks(2, two_blocks(empty_reasons=[0, 42]), 100).empty_reasons[1]
-        is EmptyReason.INVALID
-    )
+    blocks = read_blocks(2, two_blocks(empty_reasons=[0, 42]), 100)
+    assert blocks.empty_reasons[1] is EmptyReason.INVALID
 
 
 ALL = np.arange(1 << 16, dtype="<u4")
