@@ -42,6 +42,7 @@ PROMPT = [3, 17, 90, 41, 5]
 WIDTH = 64  # of a feature row of the pair
 DEADLINE_S = 30.0  # a command without an answer for so long hangs
 GREEDY = SamplingParams(temperature=0.0)
+SAMPLING = codec.write_sampling(GREEDY)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
 PLAN = Plan(Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
@@ -58,6 +59,7 @@ class _Stream:
         self.channel = open_channel(endpoint)
         self._call: Any = None
         self.ends = Counter[str]()  # by how they ended
+        self._fences = 1 << 62
 
     async def write(self, message: Any) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
@@ -74,14 +76,11 @@ class _Stream:
             raise Ended
         return event
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, Ended):
             await self._call.done_writing()
             while True:
                 await self.read()
-
-    async def close(self) -> None:
-        await self.end()
         await self.channel.close()
 
 
@@ -92,7 +91,6 @@ class ControlEnd(_Stream):
         super().__init__(endpoint)
         self.stub = verify_pb2_grpc.VerifyStub(self.channel)
         self._incarnation = incarnation
-        self._fences = 1 << 62
 
     async def begin(self) -> None:
         self._call = self.stub.Control()
@@ -108,8 +106,7 @@ class ControlEnd(_Stream):
         """Until everything before it was looked at; how many other sequences were refused
         meanwhile. Raises Ended."""
         self._fences += 1
-        admit = Admit(self._fences, 0, 0, 8)
-        await self.tell(Admission(admit, [], GREEDY, 8, False))
+        await self.tell(Admission(Admit(self._fences, 0, 0, 8), [], GREEDY, 8, False))
         refused = 0
         while True:
             for news in (await self.read()).news:
@@ -125,21 +122,18 @@ class RoundsEnd(_Stream):
     def __init__(self, endpoint: str, incarnation: int, projection: str, source: int) -> None:
         super().__init__(endpoint)
         self.stub = draft_pb2_grpc.DraftStub(self.channel)
-        self._hello = draft_pb2.RoundsHello(
+        self.hello = draft_pb2.RoundsHello(
             drafter_incarnation=incarnation, verifier_incarnation=source, projection=projection
         )
-        self._fences = 1 << 62
 
     async def begin(self) -> None:
         self._call = self.stub.Rounds()
-        await self.write(draft_pb2.RoundsCommand(hello=self._hello))
+        await self.write(draft_pb2.RoundsCommand(hello=self.hello))
 
     async def fence(self) -> int:
         """As above; how many contexts were refused, or blocks empty."""
         self._fences += 1
-        opening = draft_pb2.OpenContext(
-            sequence=self._fences, sampling=codec.write_sampling(GREEDY)
-        )
+        opening = draft_pb2.OpenContext(sequence=self._fences, sampling=SAMPLING)
         await self.write(draft_pb2.RoundsCommand(open=opening))
         refused = 0
         while True:
@@ -153,18 +147,15 @@ class RoundsEnd(_Stream):
 class Victim:
     """Honest commands about sequences of its own, each to be spoiled."""
 
-    def __init__(
-        self, control: ControlEnd, rounds: RoundsEnd, number: int, drafter: int, projection: str
-    ) -> None:
+    def __init__(self, control: ControlEnd, rounds: RoundsEnd, number: int) -> None:
         self.control, self.rounds = control, rounds
         self.streams: dict[str, ControlEnd | RoundsEnd] = {"verify": control, "draft": rounds}
-        self._incarnation, self._projection = drafter, projection
-        self.source = number + 1  # names the verifier's process
         self.number = number << 32  # of its sequence
         self._orders = 0
         self.turned_away = 0  # honest prompts and contexts that were refused
-        other = types_pb2.SequenceRef(sequence=1 << 50, epoch=1)
         down, up = control.message, draft_pb2.RoundsCommand
+        ref, keeps = types_pb2.SequenceRef, draft_pb2.KeepContexts
+        other = ref(sequence=1 << 50, epoch=1)
         # (stream, command) -> an honest one, in turn
         self.commands: dict[tuple[str, str], Callable[[], Any]] = {
             ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
@@ -177,9 +168,7 @@ class Victim:
             ("draft", "open"): lambda: up(open=self._opening((1 << 40) + self.number)),
             ("draft", "close"): lambda: up(close=draft_pb2.CloseContexts(sequences=[other])),
             ("draft", "keep"): lambda: up(
-                keep=draft_pb2.KeepContexts(
-                    sequences=[{"sequence": self.number, "epoch": 1}, other]
-                )
+                keep=keeps(sequences=[ref(sequence=self.number, epoch=1), other])
             ),
         }
 
@@ -216,15 +205,14 @@ class Victim:
         return Admission(Admit(number, 1, len(PROMPT), 20), PROMPT, GREEDY, 80, True)
 
     def _opening(self, number: int) -> draft_pb2.OpenContext:
-        return draft_pb2.OpenContext(
-            sequence=number, epoch=1, reserve_tokens=80, sampling=codec.write_sampling(GREEDY)
-        )
+        return draft_pb2.OpenContext(sequence=number, epoch=1, reserve_tokens=80, sampling=SAMPLING)
 
     def chunk(self) -> features_pb2.FeatureChunk:
+        said = self.rounds.hello
         return features_pb2.FeatureChunk(
-            sink_incarnation=self._incarnation,
-            source_incarnation=self.source,
-            projection=self._projection,
+            sink_incarnation=said.drafter_incarnation,
+            source_incarnation=said.verifier_incarnation,
+            projection=said.projection,
             sequence=self.number,
             epoch=1,
             token_ids=PROMPT,
@@ -241,8 +229,7 @@ class Tally:
     """What attackers sent, and what came of it."""
 
     took: list[float] = field(default_factory=list)  # s, to refuse a command
-    # s, to refuse an honest one for which there is nothing to do
-    honest: list[float] = field(default_factory=list)
+    honest: list[float] = field(default_factory=list)  # s, for one with nothing to do
     kinds: Counter[str] = field(default_factory=Counter)  # of what was refused
     hung: int = 0
     sent: int = 0  # bytes
@@ -251,27 +238,29 @@ class Tally:
 class Attacker:
     """One peer that sends malformed messages, each after the answer to the one before it."""
 
+    neighbour: Neighbour | None = None
+
     def __init__(self, victim: Victim, push: Any, seed: str) -> None:
         self.victim, self._push = victim, push
         self._spoiler = Spoiler(seed, spare=("incarnation",))
-        self._acks = asyncio.create_task(_count_acks(push))
+        self._acks = asyncio.create_task(self._count_acks())
         self._number = self._chunks = 0
         self._commands = list(victim.commands.items())
 
-    async def send(self, count: int, tally: Tally, neighbour: Neighbour | None = None) -> None:
-        """So many messages, the neighbour doing a round for every hundred."""
+    async def send(self, count: int, tally: Tally) -> None:
+        """So many messages, the neighbour, if it has one, doing a round for every hundred."""
         for _ in range(count):
             if self._number % 20 == 0:
                 await self.victim.renew()
                 began = time.monotonic()
                 await self.victim.streams["draft"].fence()
                 tally.honest.append(time.monotonic() - began)
-            if neighbour is not None and self._number % 100 == 0:
-                await neighbour.step()
+            if self.neighbour is not None and self._number % 100 == 0:
+                await self.neighbour.step()
             if self._number % 11 == 10:
                 await self._rows(tally)
             else:
-                await self._command(self._number, tally)
+                await self._command(tally)
             self._number += 1
 
     async def settle(self) -> int:
@@ -284,9 +273,11 @@ class Attacker:
             await stream.fence()
         return self._chunks - answered
 
-    async def end(self) -> None:
-        for stream in self.victim.streams.values():
-            await stream.close()
+    async def _count_acks(self) -> int:
+        most = 0
+        while (ack := await self._push.read()) is not grpc.aio.EOF:
+            most = ack.chunks
+        return most
 
     async def _rows(self, tally: Tally) -> None:
         chunk = self.victim.chunk()
@@ -295,8 +286,8 @@ class Attacker:
         self._chunks += 1
         await self._push.write(chunk)
 
-    async def _command(self, number: int, tally: Tally) -> None:
-        (where, kind), command = self._commands[number % len(self._commands)]
+    async def _command(self, tally: Tally) -> None:
+        (where, kind), command = self._commands[self._number % len(self._commands)]
         spoiled = command()
         self._spoiler.spoil(spoiled)
         tally.sent += spoiled.ByteSize()
@@ -362,23 +353,19 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     for number in range(crowd):
         rounds = RoundsEnd(drafter.endpoint, drafter.incarnation, projection, number + 1)
         control = ControlEnd(verifier.endpoint, verifier.incarnation)
-        victim = Victim(control, rounds, number, drafter.incarnation, projection)
+        victim = Victim(control, rounds, number)
         push = features_pb2_grpc.FeaturesStub(rounds.channel).Push()
         attackers.append(Attacker(victim, push, f"messages/{count}/{number}"))
+    attackers[0].neighbour = neighbour
     warm_up = min(count // 5, 20_000)
     alone = count - warm_up if crowd == 1 else min(ALONE, count - warm_up)
     single, crowded = Tally(), Tally()
-    await attackers[0].send(warm_up, single, neighbour)
+    await attackers[0].send(warm_up, single)
     warm = {name: cell.resources(name)["rss"] for name in ("verify/0", "draft/0")}
     each = [(count - warm_up - alone) // crowd] * crowd
     each[0] += count - warm_up - alone - sum(each)
-    await asyncio.gather(
-        *(
-            a.send(n, crowded, neighbour if a is attackers[0] else None)
-            for a, n in zip(attackers, each, strict=True)
-        )
-    )
-    await attackers[0].send(alone, single, neighbour)
+    await asyncio.gather(*(a.send(n, crowded) for a, n in zip(attackers, each, strict=True)))
+    await attackers[0].send(alone, single)
 
     grown = max((cell.resources(name)["rss"] - before) / 2**20 for name, before in warm.items())
     unanswered = sum([await attacker.settle() for attacker in attackers])
@@ -386,9 +373,9 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
     await beside.fence()
     # while every stream lives: their ends would free what was lost
     held = await asyncio.to_thread(cell.held)
-    for attacker in attackers:
-        await attacker.end()
-    await beside.close()
+    ends = [end for attacker in attackers for end in attacker.victim.streams.values()]
+    for stream in (*ends, beside):
+        await stream.close()
     kinds = single.kinds + crowded.kinds
     honest_ms = [1e3 * seconds for seconds in single.honest]
     return {
@@ -396,9 +383,7 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "attackers": crowd,
         "refused": kinds.total(),
         "refused_by_kind": dict(kinds),
-        "streams_ended": dict(
-            sum((end.ends for a in attackers for end in a.victim.streams.values()), Counter[str]())
-        ),
+        "streams_ended": dict(sum((end.ends for end in ends), Counter[str]())),
         "hung": single.hung + crowded.hung + unanswered,
         "deaths": sum(not cell.alive(name) for name in ("verify/0", "draft/0", "coordinator/0")),
         "honest_refused": sum(attacker.victim.turned_away for attacker in attackers),
@@ -412,10 +397,3 @@ async def attack(cell: FaultCell, count: int, crowd: int = 1) -> dict[str, Any]:
         "rss_growth_mb": round(grown, 1),
         "sent_mb": round((single.sent + crowded.sent) / 2**20, 1),
     }
-
-
-async def _count_acks(push: Any) -> int:
-    most = 0
-    while (ack := await push.read()) is not grpc.aio.EOF:
-        most = ack.chunks
-    return most

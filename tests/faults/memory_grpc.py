@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,24 +28,18 @@ class MemoryChannel:
         self.network, self.endpoint = network, endpoint
         self._calls: list[MemoryCall] = []
 
-    def unary_unary(
-        self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
-    ) -> Any:
-        return self._method(method, False, request_serializer, response_deserializer)
-
-    unary_stream = unary_unary
-
-    def stream_stream(
-        self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
-    ) -> Any:
-        return self._method(method, True, request_serializer, response_deserializer)
-
     async def close(self, grace: float | None = None) -> None:
         for call in self._calls:
             call.cancel()
 
     def _method(
-        self, method: str, streaming: bool, write: Any, read: Any
+        self,
+        method: str,
+        request_serializer: Any,
+        response_deserializer: Any,
+        *,
+        streaming: bool = False,
+        **_: Any,
     ) -> Callable[..., MemoryCall]:
         def call(
             request: Any = None,
@@ -54,12 +49,17 @@ class MemoryChannel:
             wait_for_ready: bool | None = None,
             **_: Any,
         ) -> MemoryCall:
-            shape = Shape(method, streaming, write, read, bool(wait_for_ready))
+            shape = Shape(
+                method, streaming, request_serializer, response_deserializer, bool(wait_for_ready)
+            )
             made = MemoryCall(self, shape, request, timeout, metadata)
             self._calls = [each for each in self._calls if not each.over] + [made]
             return made
 
         return call
+
+    unary_unary = unary_stream = _method
+    stream_stream = partialmethod(_method, streaming=True)
 
 
 class MemoryServer:

@@ -16,7 +16,7 @@ story every time, and ten simulated minutes take as long as what is computed in 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
@@ -41,6 +41,12 @@ from verify_service import drafters
 from verify_service import process as verify_process
 from verify_service.config import VerifyConfig
 
+STARTS: dict[str, tuple[Any, Any]] = {
+    "verify": (verify_process.start, VerifyConfig),
+    "draft": (draft_process.start, DraftConfig),
+    "coordinator": (coordinator_process.start, CoordinatorConfig),
+    "frontend": (frontend_process.start, FrontendConfig),
+}
 LONGEST_S = 3600.0  # simulated seconds that a story may take
 
 T = TypeVar("T")
@@ -84,8 +90,6 @@ class SimulatedCell:
         given["verify"].update(verify or {})
         given["draft"].update(draft or {})
         given["coordinator"] = dict(coordinator or {})
-        for more in given.values():
-            more.setdefault("metrics_port", None)  # a server on a thread is not simulated
         self._given = given
         self._binds: dict[str, str] = {}
 
@@ -120,26 +124,19 @@ class SimulatedCell:
     async def begin(self, name: str) -> Any:
         """Starts a process, at its old endpoint if it had one."""
         role = name.partition("/")[0]
-        given = {
-            "bind": self._binds.get(name, "127.0.0.1:0"),
-            **self._given.get(role, {"metrics_port": None}),
-        }
+        start, config = STARTS[role]
+        # a server on a thread is not simulated, and so are no metrics served
+        more: dict[str, Any] = {"metrics_port": None, "bind": self._binds.get(name, "127.0.0.1:0")}
         if role == "coordinator":
+            more["warm_up_s"] = 0.0
             for pool in self._counts:
-                given.setdefault(
-                    pool, tuple(at for who, at in self._binds.items() if who.startswith(f"{pool}/"))
-                )
-            work: Coroutine[Any, Any, Any] = coordinator_process.start(
-                CoordinatorConfig(**{"warm_up_s": 0.0, **given}), name=name
-            )
+                there = (at for who, at in self._binds.items() if who.startswith(f"{pool}/"))
+                more[pool] = tuple(there)
         elif role == "frontend":
-            work = frontend_process.start(
-                FrontendConfig(coordinator=self.endpoint, **given), name=name
-            )
-        elif role == "verify":
-            work = verify_process.start(VerifyConfig(**given), name=name)
-        else:
-            work = draft_process.start(DraftConfig(**given, rounds_port=None), name=name)
+            more["coordinator"] = self.endpoint
+        elif role == "draft":
+            more["rounds_port"] = None
+        work = start(config(**more | self._given.get(role, {})), name=name)
         process = await self.network.within(self.network.begin(name), work)
         self.processes[name], self._binds[name] = process, process.endpoint
         if self.tape is not None and role == "verify":

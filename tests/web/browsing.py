@@ -57,6 +57,14 @@ class Visit:
     trouble: list[str] = field(default_factory=list)
     abroad: list[str] = field(default_factory=list)
 
+    @staticmethod
+    def of(browser: Browser, **wishes: Any) -> Visit:
+        """A page in a context of its own, which is not there yet."""
+        context = browser.new_context(**wishes)
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_init_script(path=PROBES)
+        return Visit(context.new_page())
+
     def ready(self) -> Visit:
         self.page.wait_for_selector("#state[data-state=serving]")
         self.until("document.getElementById('pair').textContent")
@@ -69,11 +77,15 @@ class Visit:
             assert time.monotonic() < deadline, f"it never held: {holds}"
             self.page.wait_for_timeout(50)
 
-    def ask(self, prompt: str = QUESTION, *, tokens: int = 96) -> None:
-        """Says something and waits for the end of the answer."""
+    def send(self, prompt: str = QUESTION, *, tokens: int = 96) -> None:
+        """Says something."""
         self.page.fill("#prompt", prompt)
         self.page.fill("#length", str(tokens))
         self.page.click("#go")
+
+    def ask(self, prompt: str = QUESTION, *, tokens: int = 96) -> None:
+        """Says something and waits for the end of the answer."""
+        self.send(prompt, tokens=tokens)
         self.done()
 
     def compare(self) -> None:

@@ -3,19 +3,10 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from deploy.head import free_ports
-from tests.web.browsing import (
-    NAMES,
-    PATIENCE_MS,
-    PROBES,
-    Site,
-    Visit,
-    find_chromium,
-    launch,
-    tiny_cell,
-)
+from tests.web.browsing import NAMES, Site, Visit, find_chromium, launch, tiny_cell
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +33,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
     """Opens the page; at the end nothing may have gone wrong on it."""
-    contexts: list[tuple[BrowserContext, Visit]] = []
+    visits: list[Visit] = []
 
     def opened(
         where: Site = site,
@@ -52,10 +43,7 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
         forgiven: str = "",
         **wishes: object,
     ) -> Visit:
-        context = browser.new_context(viewport={"width": width, "height": height}, **wishes)  # type: ignore[arg-type]
-        context.set_default_timeout(PATIENCE_MS)
-        context.add_init_script(path=PROBES)
-        visit = Visit(context.new_page())
+        visit = Visit.of(browser, viewport={"width": width, "height": height}, **wishes)
         page = visit.page
 
         def said(text: str) -> None:
@@ -71,12 +59,12 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
             "request",
             lambda sent: None if sent.url.startswith(where.url) else visit.abroad.append(sent.url),
         )
-        contexts.append((context, visit))
+        visits.append(visit)
         page.goto(where.url)
         return visit
 
     yield opened
-    for context, visit in contexts:
-        context.close()
+    for visit in visits:
+        visit.page.context.close()
         assert visit.trouble == []
         assert visit.abroad == []

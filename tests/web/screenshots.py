@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, sync_playwright
 from deploy.head import free_ports
 from deploy.processes import ProcessCell
 from dspark import shipped
-from tests.web.browsing import PATIENCE_MS, PROBES, ROOT, Visit, find_chromium, launch
+from tests.web.browsing import ROOT, Visit, find_chromium, launch
 
 FOLDER = ROOT / "docs" / "screenshots"
 LOADS = (1, 2, 4, 2, 1, 0)  # background answers, three seconds each
@@ -68,16 +68,14 @@ def take_all(chromium: str, url: str, shots: list[Shot], folder: Path) -> None:
 
 def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
     """Changing load, then a conversation alone, and its last answer without drafts beside it."""
-    context = browser.new_context(
+    seen = Visit.of(
+        browser,
         viewport={"width": shot.width, "height": shot.height},
         color_scheme=shot.scheme,
         device_scale_factor=shot.scale,
         is_mobile=shot.phone,
         has_touch=shot.phone,
     )
-    context.set_default_timeout(PATIENCE_MS)
-    context.add_init_script(path=PROBES)
-    seen = Visit(context.new_page())
     seen.page.goto(url)
     seen.ready()
     for streams in () if shot.phone else LOADS:
@@ -95,7 +93,7 @@ def take(browser: Browser, url: str, shot: Shot, folder: Path) -> None:
         seen.page.evaluate("() => window.scrollTo(0, 0)")
     seen.page.wait_for_timeout(600)
     seen.page.screenshot(path=folder / f"{shot.name}.png", full_page=not shot.phone)
-    context.close()
+    seen.page.context.close()
 
 
 if __name__ == "__main__":

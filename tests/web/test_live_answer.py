@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.http.template import find_template
+from tests.waiting import wait_until
 from tests.web.browsing import PAIR, Site, Visit
 
 Open = Callable[..., Visit]
@@ -276,9 +277,7 @@ def test_slowly_means_round_by_round_and_stop_keeps_what_was_said(visit: Open, s
     seen = visit().ready().open()
     page = seen.page
     page.select_option("#pace", "slow")
-    page.fill("#prompt", WORKSHEET)
-    page.fill("#length", "200")
-    page.click("#go")
+    seen.send(WORKSHEET, tokens=200)
     page.wait_for_selector("#log .tok[data-round='1']")
     assert seen.text("#go-text") == "Stop"
     assert page.locator("#block table").count() == 1
@@ -304,8 +303,7 @@ def test_a_new_conversation_ends_the_answer_that_is_coming(visit: Open, site: Si
     seen = visit().ready().open()
     page = seen.page
     page.select_option("#pace", "slow")
-    page.fill("#prompt", WORKSHEET)
-    page.click("#go")
+    seen.send(WORKSHEET)
     page.wait_for_selector("#log .tok")
     page.click("#anew")
     assert seen.text("#go-text") == "Send"
@@ -352,11 +350,7 @@ def test_two_pages_see_one_load_and_it_ends_when_both_have_left(visit: Open, sit
         lane = client.status().lanes[0]
         assert lane.running + lane.waiting > 0
         other.page.goto("about:blank")
-        for _ in range(60):
-            if not sum(lane.running for lane in client.status().lanes):
-                break
-            other.page.wait_for_timeout(500)
-        else:
-            raise AssertionError("background streams go on though nobody watches")
+        # background streams do not go on where nobody watches
+        wait_until(lambda: not sum(lane.running for lane in client.status().lanes))
     one.abroad.clear()
     other.abroad.clear()

@@ -16,7 +16,7 @@ from dspark.cli.main import build_parser
 from dspark.client import Options, Speculation
 from dspark.errors import InvalidRequest, Overloaded, WrongCommand
 from dspark.loadgen import prompts, report
-from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
+from dspark.loadgen.answer import MeasuredAnswer, StreamPiece
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
@@ -64,16 +64,6 @@ def measure(server: Server, plan: LoadPlan) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
         return simulation.run(run(server, itertools.repeat(QUESTION), plan))
-
-
-def test_a_total_given_at_the_end_is_spread_over_the_messages_of_unknown_length() -> None:
-    answer = MeasuredAnswer(QUESTION, intended=0.0)
-    for when in (1.0, 2.0, 3.0):
-        answer.take(StreamPiece(UNKNOWN, 10), when)
-    assert answer.tokens == 0
-    answer.take(StreamPiece(0, 10, spread=7), 3.5)
-    assert sum(answer.counts) == answer.tokens == 7
-    assert max(answer.counts) - min(answer.counts) <= 1
 
 
 def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:

@@ -73,9 +73,9 @@ COUNTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
         [
             choice(),
             choice(finish_reason="stop"),
-            {"choices": [], "usage": {"completion_tokens": 6}},
+            {"choices": [], "usage": {"completion_tokens": 7}},
         ],
-        [3, 3],
+        [3, 4],
     ),
 }
 

@@ -4,15 +4,15 @@ A `World` is a toy target and a toy drafter over a tiny vocabulary: one target r
 prefix, one draft row and one confidence per (committed prefix, drafted prefix). `emitted` walks
 every block a drafter could draw, asks the plan for the prefix that is verified, and adds up the
 probabilities that the acceptance code gives to each outcome, round after round, until `horizon`
-tokens are committed. `TokenRounds` and `BlockRounds` are the two ratio rules; the coupled rule,
-which has no coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
+tokens are committed. `RatioRounds` are those of the two ratio rules; the coupled rule, which has no
+coins to integrate, is `CoupledRounds`, and `coupled_law` adds up its noise.
 """
 
 import abc
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,22 +26,20 @@ from dspark.decoding.sampling import SamplingColumns, distribution, draft_distri
 from dspark.decoding.slots import Slots
 from dspark.decoding.sparse_q import sound_q
 from dspark.model.formats.vocabulary import DraftVocabulary
-from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
-from dspark.rounds.policy import Fixed, Policy, Threshold
-from dspark.types import SamplingParams
+from dspark.types import Rule, SamplingParams
 
 Floats = npt.NDArray[np.float64]
 Tokens = tuple[int, ...]
 Sure = tuple[float, ...]  # confidences of a block
 Rng = np.random.Generator
-Both = tuple[Floats, Floats]  # p [contexts, V] and q [slots, V] of a table
+Weights = npt.NDArray[Any]
+Both = tuple[Weights, Weights]  # p [contexts, V] and q [slots, V] of a table, of any sums
 Rows = tuple[Floats, Floats, Floats]  # and the confidences [slots]
 Law = Sequence[float]  # of a token
-# (block, confidences, which of `PRICES` is in force) -> slots verified
+# (block, confidences, which price is in force) -> slots verified
 Prefix = Callable[[Tokens, Sure, int], int]
 # Which price is in force next time, by the confidences of this round.
 Price = Callable[[Sure], int]
-PRICES = (0.35, 0.0, 0.1, 0.6, 0.95)  # of plans
 State = TypeVar("State", bound=Hashable)
 
 
@@ -139,9 +137,9 @@ class Rounds(abc.ABC):
         world = self.world
         for block in itertools.product(range(world.vocab), repeat=world.block):
             slots = [world.draft[committed, block[:k]] for k in range(world.block)]
-            chance = 1.0
-            for slot, token in zip(slots, block, strict=True):
-                chance *= self._drawn[slot][token]
+            chance = math.prod(
+                self._drawn[slot][token] for slot, token in zip(slots, block, strict=True)
+            )
             if chance > 0.0:
                 yield block, chance, tuple(self._confidence[slot] for slot in slots)
 
@@ -150,71 +148,46 @@ class Rounds(abc.ABC):
         """(tokens committed by this round, probability); tokens past the horizon do not matter."""
 
 
-class TokenRounds(Rounds):
-    """Slot by slot, by `accept_probability` and `residual`."""
+def judged(rule: Rule, p: torch.Tensor, slots: Slots) -> Iterator[tuple[list[float], list[Law]]]:
+    """Of each sequence the chances and the laws that `by_token` or `by_block` adds up, but for the
+    law behind all: by a ratio rule as it is deployed, from p [S, V] at the drafted slots."""
+    rows = range(len(slots.drafted))
+    worth = np.ones(len(rows))  # P of the slot before
+    if rule is Rule.TOKEN:
+        chances = accept_probability(p[rows, slots.drafted].numpy(), slots.q)
+    else:
+        alive, chances = block_rule.chances(p[slots.slot, slots.ids].numpy(), slots)
+        worth[1:] = alive[:-1]
+        worth[slots.starts] = 1.0
+    after = residual(ratio.scaled(p, worth), slots.dense(rows, p)).tolist()
+    for start, counting in zip(slots.starts, slots.counting, strict=True):
+        part = slice(start, start + counting)
+        yield chances[part].tolist(), after[part]
 
-    def __init__(self, world: World) -> None:
+
+class RatioRounds(Rounds):
+    """By one of the ratio rules: all prefixes of all blocks in one packed call."""
+
+    def __init__(self, world: World, rule: Rule) -> None:
         super().__init__(world)
-        p = world.p[[world.target[committed + drafted] for committed, drafted in world.draft]]
-        self._kept = accept_probability(p, world.q).tolist()
-        self._after = residual(torch.from_numpy(p), torch.from_numpy(world.q)).tolist()
-
-    def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        slots = [self.world.draft[committed, prefix[:k]] for k in range(len(prefix))]
-        kept = [self._kept[slot][token] for slot, token in zip(slots, prefix, strict=True)]
-        last = self._p[self.world.target[committed + prefix]]
-        for k, token, chance in by_token(kept, [self._after[slot] for slot in slots], last):
-            yield (*prefix[:k], token), chance
-
-
-class BlockRounds(Rounds):
-    """By the deployed, sparse block rule: all prefixes of all blocks in one packed call."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+        self._added_up = by_token if rule is Rule.TOKEN else by_block
         words = [word for word in world.target if 0 < len(word) <= world.block]
-        cases = [
-            (committed, word)
-            for committed in world.target
-            if len(committed) < world.horizon
-            for word in words
-        ]
-        rows = [
-            [world.draft[committed, word[:k]] for k in range(len(word))]
-            for committed, word in cases
-        ]
-        everything = np.arange(world.vocab)
+        committed = dict.fromkeys(before for before, _ in world.draft)
+        cases = list(itertools.product(committed, words))
+        places = [(before, word[:k]) for before, word in cases for k in range(len(word))]
+        p = world.p[[world.target[before + drafted] for before, drafted in places]]
         slots = Slots.of(
             [word for _, word in cases],
-            [np.tile(everything, len(word)) for _, word in cases],
-            [world.q[part].ravel() for part in rows],
+            [np.tile(np.arange(world.vocab), len(places))],
+            [world.q[[world.draft[place] for place in places]].ravel()],
             [world.vocab] * len(cases),
         )
-        contexts = [
-            world.target[committed + word[:k]]
-            for committed, word in cases
-            for k in range(len(word))
-        ]
-        p = world.p[contexts]
-        made = block_rule.chances(p.ravel(), slots)
-        starts = [*slots.starts, len(contexts)]
-        before = np.ones(len(contexts))  # P of the slot before
-        before[1:] = made.alive[:-1]
-        before[slots.starts] = 1.0
-        law = ratio.scaled(torch.from_numpy(p), before)
-        after = residual(law, torch.from_numpy(slots.probs.reshape(p.shape))).tolist()
-        candidate = made.candidate.tolist()
-        self._made = {
-            case: (candidate[start : start + counting], after[start:end])
-            for case, counting, (start, end) in zip(
-                cases, slots.counting, itertools.pairwise(starts), strict=True
-            )
-        }
+        self._judged = dict(zip(cases, judged(rule, torch.from_numpy(p), slots), strict=True))
 
     def outcomes(self, committed: Tokens, prefix: Tokens) -> Iterator[tuple[Tokens, float]]:
-        candidate, after = self._made[committed, prefix] if prefix else ([], [])
-        last = self._p[self.world.target[committed + prefix[: len(candidate)]]]
-        for kept, token, chance in by_block(candidate, after, last):
+        chances, after = self._judged[committed, prefix] if prefix else ([], [])
+        last = self._p[self.world.target[committed + prefix[: len(chances)]]]
+        for kept, token, chance in self._added_up(chances, after, last):
             yield (*prefix[:kept], token), chance
 
 
@@ -296,13 +269,11 @@ def coupled_law(
 
 def exact(world: World) -> dict[Tokens, float]:
     """The target's own law of the first `horizon` tokens."""
-    law: dict[Tokens, float] = {}
-    for word in itertools.product(range(world.vocab), repeat=world.horizon):
-        chance = 1.0
-        for k, token in enumerate(word):
-            chance *= world.p[world.target[word[:k]], token]
-        law[word] = float(chance)
-    return law
+
+    def moves(word: Tokens) -> Iterator[tuple[Tokens, float]]:
+        return (((*word, token), p) for token, p in enumerate(world.p[world.target[word]].tolist()))
+
+    return spread((), moves, over=lambda word: len(word) == world.horizon, order=len)
 
 
 def variation(one: dict[Any, float], other: dict[Any, float]) -> float:
@@ -312,52 +283,10 @@ def variation(one: dict[Any, float], other: dict[Any, float]) -> float:
     )
 
 
-def real_plan(policy: Policy, world: World, rng: Rng) -> Prefix:
-    """What a verifier verifies by a plan's terms, of a random weight, half the time beside a busy
-    neighbour and under a cap."""
-    beside = rng.random((rng.integers(0, 2), world.block)).tolist()
-    weight = float(rng.uniform(0.5, 2.0))
-    cap = int(rng.choice([NO_CAP, int(rng.integers(0, 2 * world.block))]))
-    match policy:
-        case Fixed(slots):
-            terms = Terms(PlanKind.FIXED, min(slots, world.block), 0.0, weight, NO_CAP)
-        case Threshold(at):
-            terms = Terms(PlanKind.THRESHOLD, world.block, at, weight, cap)
-        case _:
-            terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
-
-    @cache
-    def verified(sure: Sure, price: int) -> int:
-        mine = terms._replace(price=PRICES[price]) if terms.kind is PlanKind.PRICE else terms
-        blocks = [list(sure[: terms.slots]), *beside]
-        return prefixes(blocks, [mine, *[mine._replace(weight=1.0)] * len(beside)])[0]
-
-    return lambda _, sure, price: verified(sure, price)
-
-
-def older_price(rng: Rng) -> Price:
-    """Any function of an older round's confidences will do."""
-    salt = float(rng.random())
-    return lambda sure: int(1e6 * (sum(sure) + salt)) % len(PRICES)
-
-
-# -- tables ----------------------------------------------------------------------------------------
-
-
-# vocabulary, slots of a block, tokens looked at
-SHAPES = ((3, 3, 4), (3, 3, 4), (3, 2, 5), (4, 2, 4))
-
-
-def random_world(kind: str, seed: int, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> World:
-    """One of `KINDS`. Confidences depend on the drafted prefix, and not at all on p and q."""
-    rng = np.random.default_rng(seed)
-    vocab, block, horizon = shapes[int(rng.integers(0, len(shapes)))]
-
-    def rows(contexts: int, slots: int) -> Rows:
-        p, q = KINDS[kind](rng, contexts, slots, vocab)
-        return p, q, _confidences(rng, slots)
-
-    return build(vocab, block, horizon, rows)
+def tables(kind: str, rng: Rng, contexts: int, slots: int, vocab: int) -> tuple[Floats, Floats]:
+    """p [contexts, V] and q [slots, V] of one of `KINDS`."""
+    p, q = KINDS[kind](rng, contexts, slots, vocab)
+    return p / p.sum(axis=1, keepdims=True), sent(q)
 
 
 def dyadic_world(rng: Rng, shares: int = 8, block: int = 3, horizon: int = 4) -> World:
@@ -369,33 +298,27 @@ def dyadic_world(rng: Rng, shares: int = 8, block: int = 3, horizon: int = 4) ->
         # a drafter that can say one token
         near = np.where(rng.random(slots) < 0.2, near.round(), near)
         q = np.stack([near, 1.0 - near], axis=1)
-        return np.stack([head, 1.0 - head], axis=1), sent(q), _confidences(rng, slots)
+        return np.stack([head, 1.0 - head], axis=1), sent(q), confidences(rng, slots)
 
     return build(2, block, horizon, rows)
 
 
-def _confidences(rng: Rng, slots: int) -> Floats:
-    match rng.integers(0, 3):
-        case 0:
-            return rng.random(slots)
-        case 1:
-            # saturated: ties in survival, and candidates that vanish
-            return rng.choice([0.0, 0.5, 1.0], slots)
-        case _:
-            return rng.choice(rng.uniform(0.6, 1.0, 3), slots)
+def confidences(rng: Rng, slots: int) -> Floats:
+    """Any, or saturated ones (ties in survival, and candidates that vanish), or a few high ones."""
+    high = rng.uniform(0.6, 1.0, 3)
+    return rng.choice((rng.random(slots), [0.0, 0.5, 1.0], high)[rng.integers(0, 3)], slots)
 
 
-def _dirichlet(rng: Rng, rows: int, vocab: int, peak: float) -> Floats:
-    weights: Floats = rng.gamma(peak, size=(rows, vocab)) + 1e-12
-    return weights / weights.sum(axis=1, keepdims=True)
+def _flat(rng: Rng, rows: int, vocab: int, peak: float = 1.0) -> Weights:
+    """Of Dirichlet's law, before they are made to sum to 1."""
+    return rng.gamma(peak, size=(rows, vocab)) + 1e-12
 
 
-def _holes(rng: Rng, probs: Floats) -> Floats:
+def _holes(rng: Rng, weights: Weights) -> Weights:
     """About half of the entries become zeros; never a whole row."""
-    holes = rng.random(probs.shape) < 0.5
-    holes[np.arange(len(probs)), rng.integers(0, probs.shape[1], len(probs))] = False
-    probs = np.where(holes, 0.0, probs)
-    return probs / probs.sum(axis=1, keepdims=True)
+    holes = rng.random(weights.shape) < 0.5
+    holes[np.arange(len(weights)), rng.integers(0, weights.shape[1], len(weights))] = False
+    return np.where(holes, 0.0, weights)
 
 
 def _of_logits(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
@@ -412,48 +335,43 @@ def _of_logits(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     logits = torch.from_numpy(rng.normal(0, 2, (slots, vocab)).astype(np.float32))
     ids, probs = draft_distribution(logits, columns, int(rng.integers(1, vocab + 1)))
     q = torch.zeros(slots, vocab).scatter_(-1, ids, probs)
-    return p.numpy(), sent(q.numpy())
+    return p.numpy(), q.numpy()
 
 
 def _zeros(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
-    return _holes(rng, _dirichlet(rng, contexts, vocab, 1.0)), sent(
-        _holes(rng, _dirichlet(rng, slots, vocab, 1.0))
-    )
+    return _holes(rng, _flat(rng, contexts, vocab)), _holes(rng, _flat(rng, slots, vocab))
 
 
 def _disjoint(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Target and draft share no token."""
     side = np.arange(vocab) < rng.integers(1, vocab)
-    p = np.where(side, _dirichlet(rng, contexts, vocab, 1.0), 0.0)
-    q = np.where(side, 0.0, _dirichlet(rng, slots, vocab, 1.0))
-    return p / p.sum(axis=1, keepdims=True), sent(q)
+    return _flat(rng, contexts, vocab) * side, _flat(rng, slots, vocab) * ~side
 
 
 def _ties(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Multiples of 1/8 on both sides: many p = q, many zeros."""
-    return tuple(
-        rng.multinomial(8, [1 / vocab] * vocab, size=rows) / 8.0 for rows in (contexts, slots)
-    )  # type: ignore[return-value]
+    even = [1 / vocab] * vocab
+    return rng.multinomial(8, even, contexts), rng.multinomial(8, even, slots)
 
 
 def _certain(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Greedy drafts of one entry against a target that is greedy too, or is not."""
     eye = np.eye(vocab)
-    greedy = rng.random() < 0.5
-    p = eye[rng.integers(0, vocab, contexts)] if greedy else _dirichlet(rng, contexts, vocab, 1.0)
-    return p, eye[rng.integers(0, vocab, slots)]
+    p, q = (eye[rng.integers(0, vocab, rows)] for rows in (contexts, slots))
+    return p if rng.random() < 0.5 else _flat(rng, contexts, vocab), q
 
 
 def _extreme(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Probabilities over thirty orders of magnitude."""
     p, q = (10.0 ** -rng.uniform(0, 30, (rows, vocab)) for rows in (contexts, slots))
-    return p / p.sum(axis=1, keepdims=True), sent(q)
+    return p, q
 
 
 def _loose(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     """Float32 draft numbers that miss a sum of 1, by far more than rounding."""
-    q = _dirichlet(rng, slots, vocab, 1.0) * rng.uniform(0.9995, 1.0005, (slots, 1))
-    return _dirichlet(rng, contexts, vocab, 1.0), sent(q)
+    q = _flat(rng, slots, vocab)
+    off = rng.uniform(0.9995, 1.0005, (slots, 1))
+    return _flat(rng, contexts, vocab), q / q.sum(axis=1, keepdims=True) * off
 
 
 def _narrow(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
@@ -465,7 +383,7 @@ def _narrow(rng: Rng, contexts: int, slots: int, vocab: int) -> Both:
     assert sound_q(ids.numpy(), probs.numpy(), ids[:, 0].tolist(), vocab)
     q = torch.zeros(slots, vocab).scatter_(-1, ids, probs).numpy()
     assert not np.delete(q, sayable, axis=1).any()
-    return _dirichlet(rng, contexts, vocab, 0.7), sent(q)
+    return _flat(rng, contexts, vocab, 0.7), q
 
 
 KINDS = {

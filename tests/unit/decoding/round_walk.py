@@ -8,6 +8,7 @@ way, or settle a sequence for what its pass is about to say: a sound loop is exa
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Setting:
     # a plan that knows the block it comes before
     meanwhile: Callable[[Confidences], Plan] | None = None
     # whether a sequence is taken away while its pass says so many tokens
-    settles: Callable[[int], bool] | None = None
+    settles: Callable[[int], bool] = lambda count: False
 
 
 @dataclass
@@ -80,16 +81,8 @@ class Stand:
             for s in lives
         ]
         plans = [each.terms for each in (self.loop.plan, *self.late) if isinstance(each, Plan)]
-        ordered = (
-            None
-            if self.order is None
-            else tuple((row.sequence, row.slots) for row in self.order.rows)
-        )
-        run = (
-            None
-            if self.run is None
-            else tuple((row.sequence, row.answer, row.prefix) for row in self.run.rows)
-        )
+        ordered = self.order and tuple((row.sequence, row.slots) for row in self.order.rows)
+        run = self.run and tuple((row.sequence, row.answer, row.prefix) for row in self.run.rows)
         places = (*self.lengths, *self.epochs, *self.prefills, len(self.late))
         return (places, tuple(stands), tuple(plans), ordered, run)
 
@@ -227,13 +220,10 @@ class Walk:
         for firsts in itertools.product(
             *(self._laws[place].outcomes(said[place], ()) for place in stand.prefills)
         ):
-            chance = 1.0
             after = list(said)
-            for place, (tokens, part) in zip(stand.prefills, firsts, strict=True):
-                chance *= part
+            for place, (tokens, _) in zip(stand.prefills, firsts, strict=True):
                 after[place] += tokens
-            if chance > 0.0:
-                yield (moved, tuple(after)), chance
+            yield (moved, tuple(after)), math.prod(part for _, part in firsts)
 
     def _draft(
         self, key: Key, said: tuple[Tokens, ...], order: SendOrder
@@ -254,9 +244,7 @@ class Walk:
                 held = [row.committed_len - 1 for row in order.rows]
                 self._tell(after, BlocksCame(order.order, sure, held, answer=True))
 
-            chance = 1.0
-            for draft in drafts:
-                chance *= draft[1]
+            chance = math.prod(draft[1] for draft in drafts)
             blocks = {place: draft[0] for place, draft in zip(places, drafts, strict=True)}
             yield from self._judge(self._moved(key, sure, move), said, blocks, chance)
 
@@ -276,9 +264,7 @@ class Walk:
             for row in run.rows
         ]
         for drawn in itertools.product(*outcomes):
-            share = chance
-            for _, part in drawn:
-                share *= part
+            share = chance * math.prod(part for _, part in drawn)
             if share == 0.0:
                 continue
             lengths = tuple(len(tokens) for tokens, _ in drawn)
@@ -286,11 +272,7 @@ class Walk:
             def move(after: Stand, lengths: tuple[int, ...] = lengths) -> None:
                 after.run = None
                 for row, count in zip(run.rows, lengths, strict=True):
-                    if (
-                        row.epoch == 0
-                        and self._setting.settles is not None
-                        and self._setting.settles(count)
-                    ):
+                    if row.epoch == 0 and self._setting.settles(count):
                         self._tell(after, Release(row.sequence, row.epoch, How.SETTLE))
                 drawn = [Verdict((0,) * count) for count in lengths]
                 self._tell(after, PassEnded(run.number, drawn))

@@ -14,25 +14,26 @@ import pytest
 from dspark.rounds import passes
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+from dspark.types import Rule
 from tests.unit.decoding.enumeration import (
     KINDS,
-    BlockRounds,
     CoupledRounds,
+    RatioRounds,
     Rng,
     Rounds,
     Rows,
-    TokenRounds,
     Tokens,
     World,
     build,
     dyadic_world,
     exact,
+    tables,
     variation,
 )
 from tests.unit.decoding.round_walk import Confidences, Endless, Setting, Walk
 
 BOUND = 1e-9
-RULES = {"token": TokenRounds, "block": BlockRounds}
+RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
 TERMS = {
     "off": Terms(PlanKind.OFF),
     "fixed": Terms(PlanKind.FIXED, 2),
@@ -50,7 +51,7 @@ def worlds(kind: str, seed: int) -> list[World]:
         rng = np.random.default_rng((seed, place))
 
         def rows(contexts: int, slots: int, rng: Rng = rng) -> Rows:
-            return *KINDS[kind](rng, contexts, slots, 2), rng.choice([0.3, 0.6, 0.95], slots)
+            return *tables(kind, rng, contexts, slots, 2), rng.choice([0.3, 0.6, 0.95], slots)
 
         made.append(build(2, 2, horizon, rows))
     return made
@@ -74,7 +75,7 @@ def plans(terms: Terms, window: int) -> Setting:
 
 def walked(made: Sequence[World], rule: str, setting: Setting) -> tuple[float, set[int]]:
     """Total variation to the target's own joint law, and the prefixes that were chosen."""
-    laws: list[Rounds] = [RULES[rule](world) for world in made]
+    laws: list[Rounds] = [RatioRounds(world, RULES[rule]) for world in made]
     walk = Walk(laws, setting, lambda: RoundLoop(Endless()))
     found = walk.run()
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)

@@ -31,7 +31,9 @@ ALL_PARAMS = [
     SamplingParams(0.0),
     SamplingParams(0.7, top_p=0.8, top_k=20),
     SamplingParams(1.3, top_k=1),
-    SamplingParams(0.5, top_k=10_000),
+    SamplingParams(0.5, top_k=2**31),
+    SamplingParams(1.0, top_k=41),
+    SamplingParams(1.0, top_k=42),
     SamplingParams(1.0, top_p=0.3),
     SamplingParams(1.0, top_p=1.0, top_k=3),
     SamplingParams(2e-5),
@@ -61,6 +63,7 @@ def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
 def test_a_row_follows_the_definition_of_its_law(params: SamplingParams) -> None:
     logits = rows(6, 41, 1)
+    logits[:, 0] = -60.0  # so unlikely that a running sum reaches 1 before it
     got = distribution(logits, SamplingColumns.of([params] * 6))
     assert got.dtype == torch.float64
     want = torch.tensor([plain_law(row, params) for row in logits.tolist()], dtype=torch.float64)
@@ -87,9 +90,9 @@ def test_a_row_is_the_same_in_company_on_several_threads() -> None:
     "all_params",
     [
         ALL_PARAMS,
-        [ALL_PARAMS[3], *ALL_PARAMS[5:]],
+        [ALL_PARAMS[3], *ALL_PARAMS[7:]],
         # of two that differ in top-p, top-k, temperature or min-p alone
-        *([ALL_PARAMS[0], ALL_PARAMS[other]] for other in (5, 6, 7, 10)),
+        *([ALL_PARAMS[0], ALL_PARAMS[other]] for other in (7, 8, 9, 12)),
     ],
 )
 def test_rows_of_a_batch_do_not_touch_each_other(all_params: list[SamplingParams]) -> None:
@@ -122,27 +125,6 @@ def test_greedy_takes_the_first_of_equal_maxima_wherever_it_stands() -> None:
             logits = torch.zeros(2, vocab)
             logits[:, first:] = 1.0
             assert best(logits).tolist() == [first, first]
-
-
-def test_top_k_beyond_the_vocabulary_and_top_p_of_one_keep_everything() -> None:
-    logits = rows(4, 50, 4)
-    logits[:, 0] = -60.0  # so unlikely that a running sum reaches 1 before it
-    plain = distribution(logits, SamplingColumns.of([SamplingParams(1.0)]))
-    for params in (
-        SamplingParams(1.0, top_k=50),
-        SamplingParams(1.0, top_k=51),
-        SamplingParams(1.0, top_k=2**31),
-        SamplingParams(1.0, top_p=1.0, top_k=60),
-    ):
-        got = distribution(logits, SamplingColumns.of([params]))
-        torch.testing.assert_close(got, plain, rtol=1e-14, atol=0.0)
-        assert (got > 0).all()
-
-
-def test_tiny_temperatures_stay_finite() -> None:
-    logits = torch.tensor([[3.0e4, 2.9e4, -1e4], [5.0, 5.0, 4.0]])
-    got = distribution(logits, SamplingColumns.of([SamplingParams(1.1e-5)]))
-    assert got.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
 
 
 def test_the_input_is_left_alone() -> None:
@@ -201,23 +183,10 @@ def test_a_distribution_without_mass_is_an_error() -> None:
             draw(torch.tensor([row], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64))
 
 
-def test_a_draft_is_cut_to_its_most_likely_entries_and_renormalised() -> None:
-    logits = rows(3, 200, 8)
-    ids, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(0.8)]), 16)
-    assert ids.shape == probs.shape == (3, 16)
-    assert probs.dtype == torch.float32
-    full = torch.softmax(logits.double() / 0.8, -1)
-    want_ids = full.argsort(dim=-1, descending=True)[:, :16]
-    assert torch.equal(ids, want_ids)
-    want = full.gather(-1, want_ids)
-    torch.testing.assert_close(
-        probs, (want / want.sum(-1, keepdim=True)).float(), rtol=1e-6, atol=0.0
-    )
-
-
 @pytest.mark.parametrize(
     "params",
     [
+        SamplingParams(0.8),
         SamplingParams(1.0, top_k=4),
         SamplingParams(0.7, top_p=0.5),
         SamplingParams(0.9, top_p=0.6, top_k=7),
@@ -235,7 +204,9 @@ def test_a_draft_is_cut_as_the_law_as_far_as_its_entries_reach(params: SamplingP
     )
     few = 3 if params.min_p else params.top_k or 3  # cut short: the same tokens, renormalised
     ids, probs = draft_distribution(logits, SamplingColumns.of([params]), few)
+    assert (ids.shape, probs.shape, probs.dtype) == ((30, few), (30, few), torch.float32)
     part = whole.gather(-1, ids)
+    assert torch.equal(part, whole.topk(few).values), "the likeliest, in their order"
     np.testing.assert_allclose(
         probs.numpy(), (part / part.sum(-1, keepdim=True)).numpy(), atol=1e-6
     )
@@ -245,16 +216,6 @@ def test_a_nucleus_ends_with_the_token_that_reaches_its_bound() -> None:
     """Four equal tokens have exactly a quarter each, so half of the mass is two of them."""
     probs = distribution(torch.zeros(1, 4), SamplingColumns.of([SamplingParams(1.0, top_p=0.5)]))
     assert probs.tolist() == [[0.5, 0.5, 0.0, 0.0]]
-
-
-def test_a_nucleus_is_measured_on_the_whole_row_not_on_the_entries_kept() -> None:
-    logits = torch.zeros(1, 100)  # 10 entries hold a tenth of the mass, far from the nucleus' bound
-    _, probs = draft_distribution(logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.5)]), 10)
-    assert (probs > 0).all()
-    _, probs = draft_distribution(
-        logits, SamplingColumns.of([SamplingParams(1.0, top_p=0.045)]), 10
-    )
-    assert (probs > 0).sum() == 5
 
 
 def test_entries_of_a_draft_are_distinct_also_in_mixed_cohorts_with_ties() -> None:

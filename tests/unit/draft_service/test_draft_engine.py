@@ -17,7 +17,7 @@ from dspark.decoding.shaping import Shaper
 from dspark.decoding.sparse_q import sound_q
 from dspark.errors import ConfigError
 from dspark.model.family import Anchors
-from dspark.types import Cursor, EmptyReason, SamplingParams
+from dspark.types import Block, Cursor, EmptyReason, SamplingParams
 from tests.draft_steps import GREEDY, draft_engine, fill, item
 from tests.unit.model.golden import altered
 
@@ -142,24 +142,22 @@ HISTORY = [5, 9, 5, 33, 70, 9, 5, 101, 2, 64]
 ANCHOR = 7
 
 
-def filled(engine: DraftEngine, sequence: int = 1, epoch: int = 1) -> Cursor:
-    engine.open(Cursor(sequence, epoch, 0, len(HISTORY)), 200)
+def filled(engine: DraftEngine, sequence: int = 1) -> Cursor:
+    engine.open(Cursor(sequence, 1, 0, len(HISTORY)), 200)
     rows = torch.randn(len(HISTORY), 64, generator=torch.Generator().manual_seed(1))
-    engine.ingest(sequence, epoch, 4, HISTORY[4:], rows[4:])  # the end comes first
-    engine.ingest(sequence, epoch, 0, HISTORY[:4], rows[:4])
-    return Cursor(sequence, epoch, 1, len(HISTORY) + 1)
+    for part in (slice(4, None), slice(4)):  # the end comes first
+        engine.ingest(sequence, 1, part.start or 0, HISTORY[part], rows[part])
+    return Cursor(sequence, 1, 1, len(HISTORY) + 1)
 
 
-def draft(engine: DraftEngine, cursor: Cursor, *all_params: SamplingParams):  # type: ignore[no-untyped-def]
-    items = [item(cursor, params, ANCHOR) for params in all_params]
-    return [engine.draft([one])[0] for one in items] if len(items) > 1 else engine.draft(items)[0]
+def draft(engine: DraftEngine, cursor: Cursor, params: SamplingParams) -> Block:
+    return engine.draft([item(cursor, params, ANCHOR)])[0]
 
 
 def test_bias_and_least_length_decide_what_is_drafted(engine: DraftEngine) -> None:
     cursor = filled(engine)
-    assert set(draft(engine, cursor, SamplingParams(0.0, logit_bias=((77, 100.0),))).token_ids) == {
-        77
-    }
+    biased = draft(engine, cursor, SamplingParams(0.0, logit_bias=((77, 100.0),)))
+    assert set(biased.token_ids) == {77}
     plain = draft(engine, cursor, SamplingParams(0.0))
     short = SamplingParams(
         0.0, min_tokens=4, stop_token_ids=tuple(set(plain.token_ids)), prompt_len=len(HISTORY) - 1
@@ -214,28 +212,26 @@ def test_a_law_of_another_vocabulary_empties_its_own_block_alone(
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
     params = SamplingParams(frequency_penalty=1.0, prompt_len=2)
     store = engine._contexts
-    cursor = filled(engine)
+    assert filled(engine).epoch == 1
 
-    def counted(through: int) -> object:
-        made = store.shaper(1, params, through).changes()
+    def taken(shaper: Shaper) -> object:
+        made = shaper.changes()
         return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
 
-    def wanted(tokens: list[int]) -> object:
-        made = Shaper(params).follow(tokens).changes()
-        return dict(zip(made.ids.tolist(), made.minus[-1].tolist(), strict=True))
+    def follows(tokens: list[int]) -> bool:
+        return taken(store.shaper(1, params, len(tokens))) == taken(Shaper(params).follow(tokens))
 
     for through in (6, 10, 8):
-        assert counted(through) == wanted(HISTORY[:through])
+        assert follows(HISTORY[:through])
     assert store.open(Cursor(1, 2, 0, 0), 50, owner=0) is None  # a hand-over begins anew
     store.ingest([Rows(1, 2, 0, torch.zeros(3, 64), [1, 2, 3])])
-    assert counted(3) == wanted([1, 2, 3])
+    assert follows([1, 2, 3])
     # no such token: costs acceptance at most
     store.ingest([Rows(1, 2, 3, torch.zeros(1, 64), [2**32 - 1])])
-    assert counted(4) == wanted([1, 2, 3, 127])
+    assert follows([1, 2, 3, 127])
     assert store.open(Cursor(1, 2, 0, 0), 50, owner=0) is None  # so does one opened again
     store.ingest([Rows(1, 2, 0, torch.zeros(6, 64), [9, 8, 9, 7, 6, 5])])
-    assert counted(6) == wanted([9, 8, 9, 7, 6, 5])
-    assert cursor.epoch == 1
+    assert follows([9, 8, 9, 7, 6, 5])
 
 
 def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:

@@ -14,10 +14,10 @@ from draft_service.interface import Rows
 from dspark.decoding.sparse_q import sound_q
 from dspark.model.calibration import IDENTITY
 from dspark.model.family import Drafter
-from dspark.types import Cursor, EmptyReason, Refusal, SamplingParams
+from dspark.types import Cursor, EmptyReason, SamplingParams
+from tests.draft_steps import GREEDY, fill, item
 from tests.unit.model.tiny import FAMILIES, family_drafter, walked
 
-GREEDY = SamplingParams(temperature=0.0)
 LENGTH = 60
 ENTRIES = 8  # of a draft distribution; less than the vocabulary
 
@@ -29,7 +29,7 @@ def drafter(request: pytest.FixtureRequest) -> Drafter:
 
 @pytest.fixture
 def engine(drafter: Drafter) -> DraftEngine:
-    config = DraftConfig(drafter="tiny", context_tokens=1024, q_entries=ENTRIES)
+    config = DraftConfig(drafter="tiny", context_tokens=4096, q_entries=ENTRIES)
     return DraftEngine(drafter, IDENTITY, config, version="tiny")
 
 
@@ -42,18 +42,8 @@ def _text(drafter: Drafter, seed: int) -> tuple[list[int], Tensor, Tensor]:
         return ids.tolist(), taps, drafter.project(taps)
 
 
-def _open(engine: DraftEngine, sequence: int) -> None:
-    assert engine.open(Cursor(sequence, 1, 0, 1), LENGTH) is None
-
-
-def _send(
-    engine: DraftEngine, sequence: int, ids: list[int], rows: Tensor, start: int, stop: int
-) -> int | Refusal:
-    return engine.ingest(sequence, 1, start, ids[start:stop], rows[start:stop])
-
-
-def _item(sequence: int, ids: list[int], anchor: int, params: SamplingParams = GREEDY) -> DraftItem:
-    return DraftItem(Cursor(sequence, 1, 1, anchor + 1), ids[anchor], anchor, params)
+def _item(sequence: int, ids: list[int], anchor: int) -> DraftItem:
+    return item(Cursor(sequence, 1, 1, anchor + 1), anchor=ids[anchor])
 
 
 @torch.no_grad()
@@ -84,10 +74,10 @@ def test_blocks_are_the_model_s_however_rows_came(
     drafter: Drafter, engine: DraftEngine, story: str
 ) -> None:
     ids, taps, rows = _text(drafter, 1)
-    _open(engine, 1)
+    assert engine.open(Cursor(1, 1, 0, 1), LENGTH) is None
     for runs, anchor in STORIES[story]:
         for start, stop in runs:
-            _send(engine, 1, ids, rows, start, stop)
+            engine.ingest(1, 1, start, ids[start:stop], rows[start:stop])
         if runs:
             assert engine.watermark(1, 1) == anchor
         assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(
@@ -98,20 +88,17 @@ def test_blocks_are_the_model_s_however_rows_came(
 def test_a_cohort_drafts_what_its_members_draft_alone(
     drafter: Drafter, engine: DraftEngine
 ) -> None:
-    texts = {sequence: _text(drafter, sequence) for sequence in range(1, 6)}
-    anchors = {1: 1, 2: 40, 3: 17, 4: 2, 5: 41}
-    for sequence, (ids, _, rows) in texts.items():
-        _open(engine, sequence)
-        _send(engine, sequence, ids, rows, 0, anchors[sequence])
     items = []
-    for sequence, (ids, _, _) in texts.items():
+    for sequence, anchor in enumerate((1, 40, 17, 2, 41), 1):
+        ids, _, rows = _text(drafter, sequence)
         params = GREEDY if sequence % 2 else SamplingParams(0.8, seed=sequence)
-        items.append(_item(sequence, ids, anchors[sequence], params))
-    for item, block in zip(items, engine.draft(items), strict=True):
-        alone = engine.draft([item])[0]
+        cursor = fill(engine, sequence, ids[:anchor], rows[:anchor])
+        items.append(item(cursor, params, ids[anchor]))
+    for one, block in zip(items, engine.draft(items), strict=True):
+        alone = engine.draft([one])[0]
         assert (block.token_ids, block.empty_reason) == (alone.token_ids, EmptyReason.NONE)
         vocab = drafter.config.vocab_size
-        assert alone.q.entries == block.q.entries == (1 if item.params.greedy else ENTRIES)
+        assert alone.q.entries == block.q.entries == (1 if one.params.greedy else ENTRIES)
         ids, probs = block.q.arrays()
         assert sound_q(ids, probs, block.token_ids, vocab)
         np.testing.assert_allclose(block.confidence, alone.confidence, atol=1e-4)
@@ -121,7 +108,7 @@ def test_many_sequences_catch_up_in_one_message(drafter: Drafter, engine: DraftE
     texts = {sequence: _text(drafter, sequence) for sequence in range(1, 5)}
     reach = {1: 8, 2: 9, 3: 50, 4: 8}
     for sequence in texts:
-        _open(engine, sequence)
+        assert engine.open(Cursor(sequence, 1, 0, 1), LENGTH) is None
     for half in (0, 1):
         chunks = []
         for sequence, (ids, _, rows) in texts.items():
@@ -137,8 +124,7 @@ def test_many_sequences_catch_up_in_one_message(drafter: Drafter, engine: DraftE
 def test_a_context_that_is_opened_again_starts_over(drafter: Drafter, engine: DraftEngine) -> None:
     for seed, count in ((3, 30), (4, 12)):
         ids, taps, rows = _text(drafter, seed)
-        _open(engine, 1)
-        assert _send(engine, 1, ids, rows, 0, count) == count
+        fill(engine, 1, ids[:count], rows[:count])
         (block,) = engine.draft([_item(1, ids, count)])
         assert list(block.token_ids) == _expected(drafter, ids, taps, count)
 
@@ -147,8 +133,7 @@ def test_a_context_that_the_anchor_does_not_continue_is_no_context(
     drafter: Drafter, engine: DraftEngine
 ) -> None:
     ids, _, rows = _text(drafter, 5)
-    _open(engine, 1)
-    _send(engine, 1, ids, rows, 0, 20)
+    fill(engine, 1, ids[:20], rows[:20])
     (block,) = engine.draft([DraftItem(Cursor(1, 1, 1, 21), ids[20], 15, GREEDY)])
     in_order = drafter.config.kind != "block"  # rows alone make a context that may lack the newest
     assert block.empty_reason is (EmptyReason.INVALID if in_order else EmptyReason.NONE)

@@ -23,12 +23,13 @@ def compiler(words: list[bytes] | list[str], size: int = 0) -> xgrammar.GrammarC
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
+def in_tag(**form: Any) -> str:
+    """A structural tag of this form alone."""
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
 def tagged(expression: str) -> str:
-    """A structural tag of this regex alone."""
-    elements = [{"type": "regex", "pattern": expression}]
-    return json.dumps(
-        {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
-    )
+    return in_tag(type="sequence", elements=[{"type": "regex", "pattern": expression}])
 
 
 def of(future: Future[Grammar | Refusal]) -> Grammar:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, cast
@@ -20,8 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding import block_rule
-from dspark.decoding.acceptance import accept_probability, residual
 from dspark.decoding.masking import bits, first_masked
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import PackedCase, Slots
@@ -36,7 +35,7 @@ from dspark.types import (
     SparseQ,
     Verdict,
 )
-from tests.unit.decoding.enumeration import Tokens, by_block, by_token, spread
+from tests.unit.decoding.enumeration import Tokens, by_block, by_token, judged, spread
 from tests.unit.grammars.fitting import compiler
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.judging import judge_each
@@ -205,10 +204,11 @@ def blocks(
         return ids[0].numpy(), probs[0].numpy()
 
     for block in itertools.product(range(VOCAB), repeat=BLOCK):
-        sent, chance = [row(block[:k]) for k in range(BLOCK)], 1.0
-        for token, (ids, probs) in zip(block, sent, strict=True):
-            exact = probs.astype(np.float64)
-            chance *= float(exact[ids == token].sum() / exact.sum())
+        sent = [row(block[:k]) for k in range(BLOCK)]
+        chance = math.prod(
+            float(probs[ids == token].sum(dtype=np.float64) / probs.sum(dtype=np.float64))
+            for token, (ids, probs) in zip(block, sent, strict=True)
+        )
         if chance > 0.0:
             ids, probs = map(np.stack, zip(*sent, strict=True))
             yield block, chance, SparseQ.of(ids.astype(np.uint32), probs)
@@ -227,15 +227,9 @@ def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple
         return by_token([], [], p[0].tolist())
     ids, probs = q.arrays()
     slots = Slots.of([block], [ids.ravel()], [probs.ravel()], [q.entries])
-    dense = slots.dense(range(len(block)), p[:-1])
-    if rule is Rule.TOKEN:
-        kept = accept_probability(p[range(len(block)), block].numpy(), slots.q)
-        return by_token(kept.tolist(), residual(p[:-1], dense).tolist(), p[-1].tolist())
-    made = block_rule.chances(p[slots.slot, slots.ids].numpy(), slots)
-    alive = torch.tensor([1.0, *made.alive[:-1]], dtype=torch.float64)
-    after = residual(p[:-1] * alive[:, None], dense).tolist()
-    (counting,) = slots.counting
-    return by_block(made.candidate[:counting].tolist(), after, p[counting].tolist())
+    ((chances, after),) = judged(rule, p[:-1], slots)
+    by = by_token if rule is Rule.TOKEN else by_block
+    return by(chances, after, p[len(chances)].tolist())
 
 
 State = tuple[Tokens, Tokens]  # an answer, and what its matcher stands behind

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,19 @@ HOSTILE = {
     "no regex": (KIND.REGEX, "(?=a)b"),
     "no schema": (KIND.JSON_SCHEMA, '{"type":"nonsense"}'),
 }
+HEAVY = Constraint(*HOSTILE["many optional keys"])
 TEXTS = [bytes([byte]) for byte in range(256)] + [b""]
 # takes 50 ms of the processor's time
 LONG = "|".join(f"w{word * 7919 % 100003:05d}" for word in range(1000))
+
+
+@pytest.fixture
+def begun() -> Any:
+    """Grammars of a process of their own, which has started."""
+    made = Grammars(TARGET, VOCAB, [END])
+    of(made.compile(Constraint(KIND.REGEX, "first"), ""))
+    assert made._process is not None
+    return made
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -123,6 +134,9 @@ class Counted(Grammars):
         self.allowed: dict[str, float] = {}  # seconds of processor time, by what was asked for
         self.go = threading.Semaphore(0)
 
+    def ask(self, text: str, who: str) -> Future[Any]:
+        return self.compile(Constraint(KIND.REGEX, text), who)
+
     def _ask(self, constraint: Constraint, cpu_s: float, wall_s: float) -> bytes:
         self.asked.append(constraint.text[0])
         self.allowed[constraint.text] = cpu_s
@@ -132,16 +146,15 @@ class Counted(Grammars):
 
 def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
     counted = Counted()
-    many = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n}") for n in range(12)]
+    many = [counted.ask(f"m{n}", f"many/{n}") for n in range(12)]
     wait_until(lambda: len(counted.asked) == AT_ONCE)
-    few = [counted.compile(Constraint(KIND.REGEX, f"f{n}"), f"few/{n}") for n in range(2)]
-    one = counted.compile(Constraint(KIND.REGEX, "o"), "one/")
+    few = [counted.ask(f"f{n}", f"few/{n}") for n in range(2)]
+    one = counted.ask("o", "one/")
     for place in range(2):  # whose turn it is shows one by one
         counted.go.release()
         wait_until(lambda at=place: len(counted.asked) == AT_ONCE + 1 + at)  # type: ignore[misc]
     assert set(counted.asked[AT_ONCE:]) == {"f", "o"}
-    for _ in range(99):
-        counted.go.release()
+    counted.go.release(99)
     for future in (*many, *few, one):
         of(future)
     assert counted.allowed["o"] == counted.allowed["m11"] == CPU_S, "no more of theirs wait"
@@ -152,46 +165,37 @@ def test_who_asks_for_many_waits_behind_who_asks_for_few() -> None:
 
 def test_a_full_line_is_no_fault_of_a_grammar() -> None:
     counted = Counted()
-    made = [
-        counted.compile(Constraint(KIND.REGEX, f"m{n}"), f"many/{n % 3}")
-        for n in range(MAX_OF_ONE + 2 * AT_ONCE)
-    ]
+    made = [counted.ask(f"m{n}", f"many/{n % 3}") for n in range(MAX_OF_ONE + 2 * AT_ONCE)]
     refused(made[-1], RefusalReason.BUSY)
-    other = counted.compile(Constraint(KIND.REGEX, "o"), "other/")
-    for _ in made:
-        counted.go.release()
-    counted.go.release()
+    other = counted.ask("o", "other/")
+    counted.go.release(len(made) + 1)
     of(other)
     wait_until(lambda: counted._waiting == 0)
-    for _ in made:
-        counted.go.release()
-    of(counted.compile(Constraint(KIND.REGEX, f"m{len(made) - 1}"), "many/0"))
+    counted.go.release(len(made))
+    of(counted.ask(f"m{len(made) - 1}", "many/0"))
 
 
 def test_who_asks_a_compiler_that_hangs_is_not_refused_and_the_next_one_gets_another(
-    monkeypatch: pytest.MonkeyPatch,
+    begun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "slow")
-    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
-    assert mine._process is not None
-    mine._process.send_signal(signal.SIGSTOP)
+    constraint = Constraint(KIND.REGEX, "slow")
+    begun._process.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as bounded:
         bounded.setattr(module, "_START_S", 0.2)
-        refused(mine.compile(constraint, ""), RefusalReason.INTERNAL)
-    assert of(mine.compile(constraint, ""))().masks(()).any()
+        refused(begun.compile(constraint, ""), RefusalReason.INTERNAL)
+    assert of(begun.compile(constraint, ""))().masks(()).any()
 
 
-def test_a_child_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
-    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
-    assert mine._process is not None
+def test_a_child_that_does_not_end_is_not_waited_for(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("WALL_S", 1.0), ("CPU_S", 50.0), ("_START_S", 10.0)):
         monkeypatch.setattr(module, name, value)
-    children = Path(f"/proc/{mine._process.pid}/task/{mine._process.pid}/children")
+    children = Path(f"/proc/{begun._process.pid}/task/{begun._process.pid}/children")
     wait_until(lambda: not children.read_text())
-    mine._answers = False
-    future = mine.compile(heavy, "")
-    wait_until(lambda: mine._answers)  # it has begun
+    begun._answers = False
+    future = begun.compile(HEAVY, "")
+    wait_until(lambda: begun._answers)  # it has begun
     child = int(children.read_text())
     os.kill(child, signal.SIGSTOP)  # no bound ends it
     refused(future, RefusalReason.BUSY)
@@ -205,9 +209,9 @@ class Late(socket.socket):
         super().settimeout(30.0)
 
 
-def test_a_child_out_of_time_is_no_fault_of_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, heavy = Grammars(TARGET, VOCAB, [END]), Constraint(*HOSTILE["many optional keys"])
-    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+def test_a_child_out_of_time_is_no_fault_of_its_form(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = socket.socketpair
 
     def held_up() -> tuple[socket.socket, socket.socket]:
@@ -217,57 +221,51 @@ def test_a_child_out_of_time_is_no_fault_of_its_form(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "socketpair", held_up)
     monkeypatch.setattr(module, "CPU_S", 50.0)
     monkeypatch.setattr(module, "WALL_S", 0.1)
-    refused(mine.compile(heavy, ""), RefusalReason.BUSY)
+    refused(begun.compile(HEAVY, ""), RefusalReason.BUSY)
 
 
 @pytest.mark.parametrize("bound", ["WALL_S", "CPU_S"])
 def test_what_others_left_no_time_for_may_be_asked_for_again(
-    bound: str, monkeypatch: pytest.MonkeyPatch
+    bound: str, begun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, constraint = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, LONG)
-    of(mine.compile(Constraint(KIND.REGEX, "first"), ""))
+    constraint = Constraint(KIND.REGEX, LONG)
     with monkeypatch.context() as bounded:  # behind it `patient` holds again
         bounded.setattr(module, bound, 1e-4)
-        refused(
-            mine.compile(constraint, ""),
-            RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID,
-        )
+        told = begun.compile(constraint, "")
+        refused(told, RefusalReason.BUSY if bound == "WALL_S" else RefusalReason.INVALID)
     if bound == "WALL_S":
-        assert of(mine.compile(constraint, ""))().masks(()).any()
+        assert of(begun.compile(constraint, ""))().masks(()).any()
     else:
-        assert mine.compile(constraint, "").done(), "it is remembered"
+        assert begun.compile(constraint, "").done(), "it is remembered"
 
 
 def test_who_has_waited_too_long_is_told_so_and_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
     monkeypatch.setattr(module, "WALL_S", 0.0)
-    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
+    made = [counted.ask(f"m{n}", "many/") for n in range(AT_ONCE)]
     wait_until(lambda: len(counted.asked) == AT_ONCE)  # while the process starts nobody is late
     counted._answers = True
-    late = [counted.compile(Constraint(KIND.REGEX, f"l{n}"), "many/") for n in range(9)]
+    late = [counted.ask(f"l{n}", "many/") for n in range(9)]
     counted.go.release()
     for each in late:
         refused(each, RefusalReason.BUSY)
     assert len(counted.asked) == AT_ONCE
     monkeypatch.setattr(module, "WALL_S", 50.0)
-    for _ in made:
-        counted.go.release()
-    of(counted.compile(Constraint(KIND.REGEX, "l0"), "many/"))
+    counted.go.release(len(made))
+    of(counted.ask("l0", "many/"))
 
 
 def test_what_takes_long_while_more_of_its_tenant_wait_may_be_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted, heavy = Counted(), Constraint(KIND.REGEX, LONG)
+    counted = Counted()
     monkeypatch.setattr(module, "CROWDED_S", 1e-4)
-    made = [counted.compile(Constraint(KIND.REGEX, f"m{n}"), "many/") for n in range(AT_ONCE)]
+    made = [counted.ask(f"m{n}", "many/") for n in range(AT_ONCE)]
     wait_until(lambda: len(counted.asked) == AT_ONCE)
-    first = counted.compile(heavy, "many/")
-    last = counted.compile(Constraint(KIND.REGEX, "last"), "many/")
-    for _ in range(AT_ONCE + 3):
-        counted.go.release()
+    first, last = (counted.ask(text, "many/") for text in (LONG, "last"))
+    counted.go.release(AT_ONCE + 3)
     refused(first, RefusalReason.BUSY)
-    for each in (*made, last, counted.compile(heavy, "many/")):
+    for each in (*made, last, counted.ask(LONG, "many/")):
         of(each)
 
 
@@ -340,9 +338,8 @@ def test_compilers_that_end_leave_no_descriptor() -> None:
 
 def test_a_target_without_words_refuses_all(tmp_path: Path) -> None:
     a = Constraint(KIND.REGEX, "a")
-    assert re.match(
-        "unsupported: .*no tokenizer", refused(Grammars(tmp_path, VOCAB, [END]).compile(a, ""))
-    )
-    assert re.match(
-        "unsupported: .*ends an answer", refused(Grammars(TARGET, VOCAB, []).compile(a, ""))
-    )
+    for of_none, said in (
+        (Grammars(tmp_path, VOCAB, [END]), "no tokenizer"),
+        (Grammars(TARGET, VOCAB, []), "ends an answer"),
+    ):
+        assert re.match(f"unsupported: .*{said}", refused(of_none.compile(a, "")))

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.forms.cases import expressions, schemas
 from dspark.types import Constraint, ConstraintKind
-from tests.unit.grammars.fitting import TARGET, compiler, of, refused, tagged
+from tests.unit.grammars.fitting import TARGET, compiler, in_tag, of, refused, tagged
 from verify_service.grammars.compiling import _written, try_parts
 from verify_service.grammars.grammars import Grammars
 from verify_service.grammars.readings import MOST, ways
@@ -51,8 +51,7 @@ SPLIT = 'root ::= "a"{400} r{1,50}\nr ::= s{1,50} | "z"\ns ::= [a-z]{1,50}'
 
 def test_rules_multiply_as_well() -> None:
     assert most(KIND.GRAMMAR, SPLIT) > MOST
-    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": SPLIT}}
-    assert most(KIND.STRUCTURAL_TAG, json.dumps(tag)) > MOST
+    assert most(KIND.STRUCTURAL_TAG, in_tag(type="grammar", grammar=SPLIT)) > MOST
 
 
 HONEST = [

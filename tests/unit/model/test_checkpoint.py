@@ -72,13 +72,19 @@ def test_shards_load_like_one_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "a.bin"]
+    ("name", "said"),
+    [
+        *((name, "leaves the folder") for name in ("../outside.safetensors", "/etc/passwd", "..")),
+        ("sub/x.safetensors", "leaves the folder"),
+        ("a.bin", "not a safetensors file"),
+        ("a" * 300 + ".safetensors", "a.safetensors' is not there"),
+    ],
 )
-def test_an_index_may_not_leave_the_folder_nor_name_a_pickle(folder: Path, name: str) -> None:
+def test_what_an_index_may_not_name_is_said(folder: Path, name: str, said: str) -> None:
     shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
     (folder / WEIGHTS).unlink()
     (folder / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": name}}))
-    with pytest.raises(CheckpointError, match=r"leaves the folder|not a safetensors file"):
+    with pytest.raises(CheckpointError, match=rf"{INDEX}: .*{said}"):
         load_drafter(folder)
 
 

@@ -14,10 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dspark.cli.conformance_decode import CaseRun
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.checkpoint import (
-    LoadedTarget,
     fingerprint,
     load_drafter,
     load_projection,
@@ -25,17 +23,16 @@ from dspark.model.checkpoint import (
     save_drafter,
 )
 from dspark.model.config_file import config_to_json, parse_drafter_config
-from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
+from dspark.model.family import Anchors, ContextTokens, Entries
 from dspark.model.formats.deepseek_v4 import stages_in
 from dspark.model.formats.report import report
 from dspark.model.staged import StagedDrafter
 from dspark.model.target import TargetTaps
 from dspark.model.weights_file import values
 from dspark.training.rounds import anchors_at
-from dspark.types import Cursor
 from tests.operations import WAITS, Watched
 from tests.unit.model.golden import DATA, altered, block_cases, without
-from tests.unit.model.tiny import walked
+from tests.unit.model.tiny import stepped
 
 SHIPPED = DATA / "dspark_deepseek_v4"
 WHOLE = Path(__file__).parents[4] / "shared" / "golden-deepseek-v4" / "dspark_deepseek_v4"
@@ -79,20 +76,13 @@ def test_every_block_is_the_references(folder: Path) -> None:
         torch.testing.assert_close(drafter.base_logits(hidden), case["base_logits"], **CLOSE)
         for name, forced in (("", None), ("forced_", case["forced_previous_ids"])):
             proposal = drafter.propose(at, 5)
-            said = [case["anchor_id"]]
-            logits = []
-            for slot in range(5):
-                logits.append(proposal.step(said[-1] if forced is None else forced[:, slot]))
-                said.append(logits[-1].argmax(-1))
-            previous = torch.stack(said[:-1], 1) if forced is None else forced
-            torch.testing.assert_close(
-                torch.stack(logits, 1), case[f"{name}corrected_logits"], **CLOSE
-            )
+            previous, logits = stepped(proposal, case["anchor_id"], 5, forced)
+            torch.testing.assert_close(logits, case[f"{name}corrected_logits"], **CLOSE)
             torch.testing.assert_close(
                 proposal.confidence_logits(previous), case[f"{name}confidence_logits"], **CLOSE
             )
             if forced is None:
-                assert torch.equal(torch.stack(said[1:], 1), case["draft_token_ids"])
+                assert torch.equal(logits.argmax(-1), case["draft_token_ids"])
 
 
 @needs_target
@@ -275,46 +265,3 @@ def test_the_target_is_tapped_as_the_mean_of_its_streams() -> None:
         with TargetTaps(target.model, (3, 4, 5)) as taps, torch.inference_mode():
             target.model(input_ids=held[f"{name}.input_ids"], use_cache=False)
             torch.testing.assert_close(taps.collect(), held[f"{name}.taps"], **CLOSE)
-
-
-@needs_target
-@torch.inference_mode()
-def test_greedy_runs_of_the_whole_loop_are_the_references() -> None:
-    target, drafter = load_target(WHOLE), load_drafter(WHOLE)
-    for case in json.loads((WHOLE / "decode_cases.json").read_text()):
-        assert _run(target, drafter, case).problem(case) is None
-
-
-def _run(target: LoadedTarget, drafter: Drafter, case: dict[str, Any]) -> CaseRun:
-    """With stock pieces alone."""
-    ids, stops = list(case["prompt_ids"]), frozenset(case["stop_token_ids"])
-    end = len(ids) + case["max_new_tokens"]
-    logits, features = _forward(target, drafter, ids)
-    ids.append(int(logits[-1].argmax()))
-    run = CaseRun(Cursor(1, 1, 0, len(ids)), end, stops, 0.0, ids, stopped=ids[-1] in stops)
-    while run.going:
-        draft = _draft(drafter, ids, features, case["confidence_threshold"])
-        logits, features = _forward(target, drafter, ids + draft)
-        wanted = logits[len(ids) - 1 :].argmax(dim=-1).tolist()
-        kept = next((k for k, token in enumerate(draft) if token != wanted[k]), len(draft))
-        run.take([*draft[:kept], wanted[kept]], len(draft))
-        features = features[: len(ids) - 1]
-    return run
-
-
-def _forward(
-    target: LoadedTarget, drafter: Drafter, ids: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    with TargetTaps(target.model, drafter.target_layer_ids) as taps:
-        logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-        return logits, taps.collect()[0]
-
-
-def _draft(drafter: Drafter, ids: list[int], features: torch.Tensor, threshold: float) -> list[int]:
-    anchors, text = torch.tensor([len(features)]), torch.tensor(ids)
-    made = walked(drafter, features, text, anchors)
-    draft: list[int] = made.tokens[0].tolist()
-    if threshold <= 0:
-        return draft
-    below = (torch.sigmoid(made.confidence[0]) < threshold).nonzero().flatten().tolist()
-    return draft[: below[0]] if below else draft

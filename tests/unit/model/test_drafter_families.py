@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from dspark.model import chain
 from dspark.model.chain import ChainDrafter
@@ -20,26 +19,10 @@ from dspark.model.language import LanguageDrafter
 from dspark.training.anchors import slots_after
 from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA
-from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, text, tiny_drafter
+from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, text, tiny_drafter, walked
 
 CLOSE = {"atol": 6e-5, "rtol": 0.0}  # logits reach 18
 every_family = pytest.mark.parametrize(("kind", "model_type"), FAMILIES)
-
-
-def _blocks(drafter: Drafter, ids: Tensor, at: Anchors) -> Tensor:
-    """Logits [A, k, V] of blocks that are told the true tokens."""
-    size, anchors = drafter.config.block_size, at.positions
-    proposal = drafter.propose(at, size)
-    logits = [proposal.step(ids[anchors + slot]) for slot in range(size)]
-    assert proposal.hidden.shape == (len(anchors), size, drafter.config.hidden_size)
-    confidence = proposal.confidence_logits(
-        torch.stack([ids[anchors + slot] for slot in range(size)], dim=1)
-    )
-    assert confidence.shape == (len(anchors), size)
-    if not drafter.config.enable_confidence_head:
-        chance = torch.softmax(torch.stack(logits, dim=1), dim=-1).amax(dim=-1)
-        torch.testing.assert_close(torch.sigmoid(confidence), chance, **CLOSE)
-    return torch.stack(logits, dim=1)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), [f for f in FAMILIES if f[0] in ("eagle3", "mtp")])
@@ -50,7 +33,7 @@ def test_training_time_tests_equal_blocks_at_every_index(kind: Kind, model_type:
     features, ids = text(drafter, 14)
     size = drafter.config.block_size
     anchors = torch.arange(1, len(ids) - size + 1)
-    served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
+    served = walked(drafter, features, ids, anchors, forced=True).logits
     steps = drafter.forward_steps(features=features[None], input_ids=ids[None], steps=size)
     for step, hidden in enumerate(steps):  # index i follows i+1 context tokens
         torch.testing.assert_close(
@@ -98,9 +81,8 @@ def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     for drafter in (load_drafter(folder), load_drafter(folder, dtype=dtype)):
         features, ids = text(drafter, 20)
         rows = features.to(drafter.lm_head.weight.dtype)
-        at = anchors_at(drafter, rows, ids, anchors)
-        found.append(_blocks(drafter, ids, at).float())
-    assert at.context.keys.dtype == dtype
+        found.append(walked(drafter, rows, ids, anchors, forced=True).logits.float())
+    assert anchors_at(drafter, rows, ids, anchors).context.keys.dtype == dtype
     assert torch.cosine_similarity(*found, dim=-1).min() > 0.99
 
 
@@ -110,7 +92,7 @@ def test_a_language_model_drafts_what_it_would_say() -> None:
     assert isinstance(drafter, LanguageDrafter)
     features, ids = text(drafter, 14)
     anchors = torch.arange(1, len(ids) - drafter.config.block_size + 1)
-    served = _blocks(drafter, ids, anchors_at(drafter, features, ids, anchors))
+    served = walked(drafter, features, ids, anchors, forced=True).logits
     whole = drafter.base_logits(drafter.forward_tokens(ids[None])[0])
     for slot in range(drafter.config.block_size):
         torch.testing.assert_close(served[:, slot], whole[anchors + slot], **CLOSE)
@@ -118,15 +100,18 @@ def test_a_language_model_drafts_what_it_would_say() -> None:
 
 @every_family
 @torch.no_grad()
-def test_serving_form_changes_nothing(kind: Kind, model_type: ModelType) -> None:
+def test_serving_form_changes_nothing_and_confidence_is_the_likeliest_token_s_without_a_head(
+    kind: Kind, model_type: ModelType
+) -> None:
     drafter, served = family_drafter(kind, model_type), family_drafter(kind, model_type)
     served.requires_grad_(False).serve()
     features, ids = text(drafter, 14)
     anchors = torch.tensor([3, 8])
-    plain, fast = (
-        _blocks(each, ids, anchors_at(each, features, ids, anchors)) for each in (drafter, served)
-    )
-    torch.testing.assert_close(fast, plain, atol=1e-4, rtol=0)
+    plain, fast = (walked(each, features, ids, anchors, forced=True) for each in (drafter, served))
+    torch.testing.assert_close(fast.logits, plain.logits, atol=1e-4, rtol=0)
+    for made in (plain, fast) if not drafter.config.enable_confidence_head else ():
+        chance = torch.softmax(made.logits, dim=-1).amax(dim=-1)
+        torch.testing.assert_close(torch.sigmoid(made.confidence), chance, **CLOSE)
 
 
 SAVED: dict[str, Callable[[], Drafter]] = {

@@ -9,8 +9,9 @@ from torch import Tensor
 from dspark.model.config import DrafterConfig, HeadType, Kind, ModelType, StageShape
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block, fresh_drafter
-from dspark.model.family import Drafter
+from dspark.model.family import Drafter, Proposal
 from dspark.model.heads import VanillaHead
+from dspark.training.anchors import slots_after
 from dspark.training.rounds import anchors_at
 
 CONFIG = DrafterConfig(
@@ -57,6 +58,18 @@ def dense(drafter: BlockDrafter, hidden: Tensor, previous: Tensor) -> tuple[Tens
     return logits, drafter.confidence_of(hidden, embedded)
 
 
+def stepped(
+    proposal: Proposal, before: Tensor, size: int, forced: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens before the slots [A, k], the likeliest ones unless told, and logits [A, k, V]."""
+    previous, logits = [before], list[Tensor]()
+    for slot in range(size):
+        logits.append(proposal.step(previous[-1] if forced is None else forced[:, slot]))
+        previous.append(logits[-1].argmax(dim=-1))
+    said = torch.stack(previous[:-1], dim=1) if forced is None else forced
+    return said, torch.stack(logits, dim=1)
+
+
 class Walked(NamedTuple):
     """Blocks at A anchors of a text."""
 
@@ -67,27 +80,16 @@ class Walked(NamedTuple):
 
 
 def walked(
-    drafter: Drafter,
-    features: Tensor,
-    ids: Tensor,
-    anchors: Tensor,
-    *,
-    forced: bool = False,
+    drafter: Drafter, features: Tensor, ids: Tensor, anchors: Tensor, *, forced: bool = False
 ) -> Walked:
     """Of taps [T, m*H] and ids [T]: slots are told the likeliest token before them, or, forced, the
     text's."""
-    at = anchors_at(drafter, features, ids, anchors)
-    size, previous = drafter.config.block_size, [at.ids]
+    at, size = anchors_at(drafter, features, ids, anchors), drafter.config.block_size
     proposal = drafter.propose(at, size)
-    logits: list[Tensor] = []
-    for slot in range(1, size + 1):
-        logits.append(proposal.step(previous[-1]))
-        previous.append(
-            ids[(anchors + slot).clamp(max=len(ids) - 1)] if forced else logits[-1].argmax(dim=-1)
-        )
-    confidence = proposal.confidence_logits(torch.stack(previous[:-1], dim=1))
-    stacked = torch.stack(logits, dim=1)
-    return Walked(stacked.argmax(dim=-1), stacked, confidence, proposal.hidden)
+    true = ids[slots_after(anchors, size, len(ids))] if forced else None
+    previous, logits = stepped(proposal, at.ids, size, true)
+    confidence = proposal.confidence_logits(previous)
+    return Walked(logits.argmax(dim=-1), logits, confidence, proposal.hidden)
 
 
 def greedy(drafter: Drafter) -> Tensor:

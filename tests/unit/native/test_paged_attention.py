@@ -32,9 +32,36 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def kernel() -> PagedAttention:
+    made = PagedAttention.found()
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def of_blocks() -> PagedAttention:
+    """Of blocks of queries that see all kept keys and each other."""
+    made = PagedAttention.for_blocks()
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def served() -> Any:
+    """The kernel that a verifier has."""
+    name, made = kernels.find(CPU, torch.float32, 16) or ("", None)
+    assert name == "cpu_kernel"
+    return made
+
+
+def ints(*values: Any) -> torch.Tensor:
+    return torch.tensor(values).int()
+
+
 @needs_kernels
 @pytest.mark.parametrize("seed", range(40))
-def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
+def test_any_shape_comes_out_as_by_formula(kernel: PagedAttention, seed: int) -> None:
     draw = np.random.default_rng(seed)
     size = int(draw.choice([6, 8, 20, 32, 64, 80, 128, 256]))
     kv_heads, ratio, members = (int(draw.integers(1, most + 1)) for most in (3, 4, 5))
@@ -57,8 +84,6 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
     )
     keys, values = (pool.view(-1, page_size, kv_heads, size) for pool in pools)
     window = int(draw.integers(1, 40)) if seed % 3 == 0 else None
-    kernel = PagedAttention.found()
-    assert kernel is not None
     made = kernel(query, keys, values, at, None, window)
     torch.testing.assert_close(
         made, kernels.reference(query, keys, values, at, None, window), rtol=1e-5, atol=1e-5
@@ -68,13 +93,7 @@ def test_any_shape_comes_out_as_by_formula(seed: int) -> None:
 @needs_kernels
 def test_how_many_threads_share_the_work_changes_no_bit() -> None:
     draw = torch.Generator().manual_seed(1)
-    at = Tables(
-        torch.tensor([0, 3, 4, 9]).int(),
-        torch.tensor([30, 7, 16]).int(),
-        torch.arange(6).view(3, 2).int(),
-        5,
-        32,
-    )
+    at = Tables(ints(0, 3, 4, 9), ints(30, 7, 16), ints([0, 1], [2, 3], [4, 5]), 5, 32)
     query = torch.randn(9, 4, 64, generator=draw)
     keys, values = (torch.randn(6, 16, 2, 64, generator=draw) for _ in "kv")
     made = []
@@ -89,30 +108,20 @@ def test_how_many_threads_share_the_work_changes_no_bit() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("queries", [1, 8])  # more than a few lie side by side in registers
-def test_large_scores_do_not_overflow(queries: int) -> None:
-    at = Tables(
-        torch.tensor([0, queries]).int(),
-        torch.tensor([queries + 2]).int(),
-        torch.tensor([[0]]).int(),
-        queries,
-        16,
-    )
+def test_large_scores_do_not_overflow(kernel: PagedAttention, queries: int) -> None:
+    at = Tables(ints(0, queries), ints(queries + 2), ints([0]), queries, 16)
     query, keys = torch.full((queries, 1, 8), 100.0), torch.zeros(1, 16, 1, 8)
     keys[0, 1] = 100.0
     values = torch.arange(16.0).view(1, 16, 1, 1).expand(1, 16, 1, 8).contiguous()
-    kernel = PagedAttention.found()
-    assert kernel is not None
     assert torch.equal(kernel(query, keys, values, at, None, None), torch.ones(queries, 1, 8))
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-def test_models_whose_scores_are_capped_keep_torch_s_attention(name: str) -> None:
+def test_models_whose_scores_are_capped_keep_torch_s_attention(name: str, served: Any) -> None:
     target = family(name)
     cases = self_test.expected(target)
-    found = kernels.find(CPU, torch.float32, 16)
-    assert found is not None
-    runner = ModelRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    runner = ModelRunner(target.model, None, 512, lean=True, kernel=served, page_size=16)
     problem = self_test.disagreement(runner, cases)
     assert ("no kernel here caps scores" in str(problem)) if name == "gemma2" else problem is None
     runner.lean.undo()
@@ -122,29 +131,23 @@ def test_models_whose_scores_are_capped_keep_torch_s_attention(name: str) -> Non
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"blocks": [[0, 3]]},
-        {"blocks": [[-1, 0]]},
-        {"blocks": [[0]]},
-        {"blocks": [[]]},
-        {"cu_q": [0, 4000], "max_q": 4000},
-        {"cu_q": [0, 1]},
-        {"cu_q": [1, 2]},
-        {"used_k": [-1]},
+        {"blocks": ints([0, 3])},
+        {"blocks": ints([-1, 0])},
+        {"blocks": ints([0])},
+        {"blocks": ints([])},
+        {"cu_q": ints(0, 4000), "max_q": 4000},
+        {"cu_q": ints(0, 1)},
+        {"cu_q": ints(1, 2)},
+        {"used_k": ints(-1)},
         {"max_k": 19},
         {"max_q": 1},
-        {"used_k": [1]},
+        {"used_k": ints(1)},
     ],
 )
-def test_tables_that_name_what_is_not_there_are_refused(wrong: dict[str, Any]) -> None:
-    tables = Tables(
-        torch.tensor([0, 2]).int(), torch.tensor([20]).int(), torch.tensor([[0, 2]]).int(), 2, 32
-    )
-    wrong = {
-        key: torch.tensor(value).int() if isinstance(value, list) else value
-        for key, value in wrong.items()
-    }
-    kernel = PagedAttention.found()
-    assert kernel is not None
+def test_tables_that_name_what_is_not_there_are_refused(
+    kernel: PagedAttention, wrong: dict[str, Any]
+) -> None:
+    tables = Tables(ints(0, 2), ints(20), ints([0, 2]), 2, 32)
     query, pool = torch.zeros(2, 1, 8), torch.zeros(3, 16, 1, 8)
     assert kernel(query, pool, pool, tables, None, None).shape == (2, 1, 8)
     with pytest.raises(IndexError, match="not among the 3"):
@@ -152,10 +155,8 @@ def test_tables_that_name_what_is_not_there_are_refused(wrong: dict[str, Any]) -
 
 
 @needs_kernels
-def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
+def test_a_long_prompt_and_a_step_read_what_the_other_wrote(served: Any) -> None:
     target = loud(transformers.Qwen3Config(**{**SHAPE, "head_dim": 32}))
-    found = kernels.find(CPU, torch.float32, 16)
-    assert found is not None
     ids = torch.randint(0, target.vocab_size, (70,)).tolist()
     slots = [p + (48 if p >= 32 else 0) for p in range(70)]  # two runs of pages
 
@@ -165,7 +166,7 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote() -> None:
         runner.run([Segment(0, 43, ids[43:66], slots[:66])], [])
         return runner.run([Segment(0, 66, ids[66:], slots)], None).logits
 
-    by_kernel = ModelRunner(target.model, None, 512, lean=True, kernel=found[1], page_size=16)
+    by_kernel = ModelRunner(target.model, None, 512, lean=True, kernel=served, page_size=16)
     made = logits(by_kernel)
     by_kernel.lean.undo()
     torch.testing.assert_close(
@@ -179,19 +180,15 @@ def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_kernels
-@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 256])
-def test_it_is_found_for_every_page_size(page_size: int) -> None:
-    found = kernels.find(CPU, torch.float32, page_size)
-    assert found is not None
-    assert found[0] == "cpu_kernel"
-
-
-# -- blocks of queries that see all kept keys and each other ---------------------------------------
+def test_it_is_found_for_every_page_size() -> None:
+    for page_size in (1, 2, 3, 16, 256):
+        name, _ = kernels.find(CPU, torch.float32, page_size) or ("", None)
+        assert name == "cpu_kernel", page_size
 
 
 @needs_kernels
 @pytest.mark.parametrize("seed", range(24))
-def test_any_shape_of_blocks_comes_out_as_by_formula(seed: int) -> None:
+def test_any_shape_of_blocks_comes_out_as_by_formula(of_blocks: PagedAttention, seed: int) -> None:
     draw = np.random.default_rng(seed)
     size = int(draw.choice([6, 16, 20, 64, 80, 128, 256]))
     kv_heads, ratio, members, queries = (int(draw.integers(1, most + 1)) for most in (3, 4, 5, 13))
@@ -205,9 +202,7 @@ def test_any_shape_of_blocks_comes_out_as_by_formula(seed: int) -> None:
     qkv = torch.randn(members * queries, kv_heads * (ratio + 2), size)
     query, own_k, own_v = qkv.split([kv_heads * ratio, kv_heads, kv_heads], dim=1)
     keys, values = (torch.randn(members * pages, page_size, kv_heads, size) for _ in "kv")
-    kernel = PagedAttention.for_blocks()
-    assert kernel is not None
-    made = kernel(query, keys, values, tables, 1.5 * size**-0.5, own=(own_k, own_v))
+    made = of_blocks(query, keys, values, tables, 1.5 * size**-0.5, own=(own_k, own_v))
     for n, length in enumerate(lengths.tolist()):
         rows = slice(n * queries, (n + 1) * queries)
         seen_k, seen_v = (
@@ -222,36 +217,27 @@ def test_any_shape_of_blocks_comes_out_as_by_formula(seed: int) -> None:
 
 
 @needs_kernels
-def test_other_forms_of_blocks_are_refused() -> None:
-    tables = Tables(
-        torch.tensor([0, 2]).int(), torch.tensor([3]).int(), torch.tensor([[1]]).int(), 2, 4
-    )
+def test_other_forms_of_blocks_are_refused(of_blocks: PagedAttention) -> None:
+    tables = Tables(ints(0, 2), ints(3), ints([1]), 2, 4)
     q, own, pool = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 4, 2, 8)
-    kernel = PagedAttention.for_blocks()
-    assert kernel is not None
-    kernel(q, pool, pool, tables, own=(own, own))
-    with pytest.raises(NotImplementedError):
-        kernel(q, pool, pool, tables, own=(own[:1], own[:1]))
-    with pytest.raises(NotImplementedError):
-        kernel(q, pool, pool, tables, window=2, own=(own, own))
-    with pytest.raises(NotImplementedError):
-        kernel(q, pool, pool, tables, own=(own.double(), own.double()))
-    for other in (
-        (q.double(), pool, pool),
-        (q, pool.bfloat16(), pool.bfloat16()),
-        (q, pool, pool.bfloat16()),
-        (q, pool[..., :4], pool[..., :4]),
-        (q[:, :3], pool, pool),
+    right = {"q": q, "k": pool, "v": pool, "at": tables, "own": (own, own)}
+    of_blocks(**right)
+    bare = {"own": None}
+    for wrong in (
+        {"own": (own[:1], own[:1])},
+        {"window": 2},
+        {"own": (own.double(), own.double())},
+        bare | {"q": q.double()},
+        bare | {"k": pool.bfloat16(), "v": pool.bfloat16()},
+        bare | {"v": pool.bfloat16()},
+        bare | {"k": pool[..., :4], "v": pool[..., :4]},
+        bare | {"q": q[:, :3]},
+        {"at": tables._replace(used_k=torch.tensor([3]))},
+        {"at": tables._replace(used_k=ints(3, 3))},
+        {"at": tables._replace(blocks=ints([1, 0], [1, 0])[:, :1])},
     ):
         with pytest.raises(NotImplementedError):
-            kernel(*other, tables)
-    for table in (
-        {"used_k": torch.tensor([3])},
-        {"used_k": torch.tensor([3, 3]).int()},
-        {"blocks": torch.tensor([[1, 0], [1, 0]]).int()[:, :1]},
-    ):
-        with pytest.raises(NotImplementedError):
-            kernel(q, pool, pool, tables._replace(**table), own=(own, own))
+            of_blocks(**right | wrong)
 
 
 @needs_kernels

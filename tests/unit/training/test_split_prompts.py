@@ -11,6 +11,13 @@ from dspark.training.disk import read_rows, write_rows
 from dspark.training.settings import Settings
 from dspark.training.split import conversation_of, split_prompts
 
+PARTS = ("train", "calibrate", "evaluate")
+
+
+def parts_of(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The rows of each part."""
+    return [list(read_rows(Path(found[f"{name}_file"]))) for name in PARTS]
+
 
 @pytest.mark.parametrize(
     ("row", "roles"),
@@ -77,9 +84,8 @@ def test_every_good_row_is_in_exactly_one_part(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     write_rows(path, rows)
     counts = split_prompts(path, tmp_path / "out", held_out=0.2)
-    parts = ("train", "calibrate", "evaluate")
-    train, *halves = (list(read_rows(tmp_path / "out" / f"{part}.jsonl")) for part in parts)
-    assert [counts[part] for part in parts] == [len(train), *map(len, halves)] == [33, 4, 4]
+    train, *halves = parts_of(counts)
+    assert [counts[part] for part in PARTS] == [len(train), *map(len, halves)] == [33, 4, 4]
     test = [*halves[0], *halves[1]]
     assert sum(counts["refused"].values()) == 1
     ids = [row["id"] for row in train + test]
@@ -98,9 +104,7 @@ def test_shares_and_limits(tmp_path: Path) -> None:
     write_rows(path, [{"id": n, "token_ids": [3, 4, n]} for n in range(40)])
 
     def parts(**told: Any) -> list[list[dict[str, Any]]]:
-        found = split_prompts(path, tmp_path / "out", **told)
-        names = ("train", "calibrate", "evaluate")
-        return [list(read_rows(Path(found[f"{name}_file"]))) for name in names]
+        return parts_of(split_prompts(path, tmp_path / "out", **told))
 
     few = parts(held_out=0.2, limit=10)
     assert {row["id"] for part in few for row in part} != {str(n) for n in range(10)}
@@ -129,12 +133,9 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
     rows = [{"id": str(number), "prompt": f"q{number % 5}"} for number in range(50)]
     write_rows(file, rows)
     found = split_prompts(file, tmp_path / "out", held_out=0.04)
-    held = {
-        row["turns"][0]
-        for part in ("calibrate", "evaluate")
-        for row in read_rows(Path(found[f"{part}_file"]))
-    }
-    trained = [row["conversations"][0]["content"] for row in read_rows(Path(found["train_file"]))]
+    train, *halves = parts_of(found)
+    held = {row["turns"][0] for half in halves for row in half}
+    trained = [row["conversations"][0]["content"] for row in train]
     assert held
     assert trained
     assert not held & set(trained)
@@ -143,21 +144,18 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
         split_prompts(file, tmp_path / "all", held_out=0.9)
 
 
-@pytest.mark.parametrize(("rows", "held"), [(20, 2), (30, 3)])
 def test_too_few_held_out_prompts_are_told_of_before_training(
-    rows: int, held: int, golden_target: Path, tmp_path: Path
+    golden_target: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    # and some that the target cannot be asked
-    asked = [*([3, n] for n in range(rows)), [400], *([3] * 400 for _ in range(9))]
-    write_rows(file, ({"token_ids": ids} for ids in asked))
     settings = Settings(str(golden_target), samples="", out="")
     told: Any = {"share": 0.1, "limit": 0, "answer": 9}
-    if held < 3:
-        with pytest.raises(ConfigError, match=f"held_out_share: 0.1 of the prompts are {held}"):
-            chain_stages.split(file, tmp_path, settings, **told)
-    else:
-        found = chain_stages.split(file, tmp_path, settings, **told)
-        assert sum(found["refused"].values()) == 10
-        parts = (Path(found[f"{part}_file"]) for part in ("calibrate", "evaluate"))
-        assert [len(list(read_rows(part))) for part in parts] == [2, 1]
+    cannot = [[400], *([3] * 400 for _ in range(9))]  # be asked of this target
+
+    write_rows(file, ({"token_ids": ids} for ids in [*([3, n] for n in range(20)), *cannot]))
+    with pytest.raises(ConfigError, match=r"held_out_share: 0\.1 of the prompts are 2"):
+        chain_stages.split(file, tmp_path, settings, **told)
+    write_rows(file, ({"token_ids": ids} for ids in [*([3, n] for n in range(30)), *cannot]))
+    found = chain_stages.split(file, tmp_path, settings, **told)
+    assert sum(found["refused"].values()) == 10
+    assert [len(part) for part in parts_of(found)] == [27, 2, 1]

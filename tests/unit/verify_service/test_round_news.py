@@ -36,6 +36,13 @@ class Bench:
     def _later(self, wait_s: float, job: Callable[[], None]) -> None:
         self.timers.append((self.now + wait_s, job))
 
+    def turn(self, *news: Up) -> None:
+        """These are told of, and everything that waits is run."""
+        for each in news:
+            self.news.add(each)
+        self.news.tell()
+        self.run()
+
     def run(self) -> None:
         while self.jobs:
             self.jobs.pop(0)()
@@ -63,8 +70,7 @@ def test_they_are_said_behind_the_turn_together_and_made_only_then(bench: Bench)
     assert not bench.said
     bench.run()
     assert bench.said == [[FIRST, report, SECOND]]
-    bench.news.tell()
-    bench.run()
+    bench.turn()
     assert len(bench.said) == 1, "there is nothing to say"
 
 
@@ -74,9 +80,8 @@ def test_they_wait_for_orders_to_leave_but_to_a_later_turn_at_most(
 ) -> None:
     bench.leaving = True
     bench.news.add(FIRST)
-    for _ in range(2):
-        bench.news.tell()
-        bench.run()
+    bench.turn()
+    bench.turn()
     assert not bench.said
     if left:
         bench.leaving = False
@@ -96,25 +101,19 @@ def test_orders_that_do_not_leave_hold_nothing_back_for_long_where_no_turn_comes
     bench.leaving = True
     for news in (FIRST, SECOND):
         began = bench.now
-        bench.news.add(news)
-        bench.news.tell()
-        bench.run()
+        bench.turn(news)
         assert len(bench.timers) == 1
         bench.time_comes()
         assert bench.said.pop() == [news]
         assert bench.now - began <= round_news.LOOK_S
-    bench.news.add(FIRST)
-    bench.news.tell()
-    bench.run()
+    bench.turn(FIRST)
     bench.leaving = False
     bench.news.orders_left()
     bench.run()
     assert bench.said.pop() == [FIRST]
     bench.leaving = True
     bench.now += round_news.LOOK_S - round_news.LEAVE_S / 2
-    bench.news.add(SECOND)
-    bench.news.tell()
-    bench.run()
+    bench.turn(SECOND)
     bench.time_comes()
     assert not bench.said, "it looks at who waits, and has waited long enough"
     bench.time_comes()

@@ -35,13 +35,20 @@ def say(
     return outcomes
 
 
+def answered(engine: VerifyEngine, sequence: int, length: int, first: int = PROMPT[0]) -> list[int]:
+    """So many tokens of a sequence that is taken in, whose prompt may begin with another one."""
+    prompt = [first, *PROMPT[1:]]
+    text = [*prompt, take_in(engine, sequence, prompt)]
+    while len(text) < length:
+        say(engine, {sequence: text})
+    return text
+
+
 def test_a_prefix_without_pages_is_cut_and_not_refused_for_its_length(load: Load) -> None:
     """Invariant 2: the length of a prefix depends on its own tokens, so nothing may be drawn anew
     because of it."""
     alone = load(kv_tokens=256, page_size=8, prefix_cache=False)
-    text = [*PROMPT, take_in(alone, 1, PROMPT)]
-    while len(text) < 40:
-        say(alone, {1: text})
+    text = answered(alone, 1, 40)
     # the packed path's self-test needs more
     engine = load(kv_tokens=24, page_size=8, prefix_cache=False, attention="stateful")
     assert take_in(engine, 1, PROMPT) == text[20]
@@ -63,9 +70,7 @@ def test_one_more_page_per_sequence_stays_free_when_another_comes_in(load: Load)
 def test_a_prompt_rides_in_rounds_and_nobody_s_answer_changes(load: Load) -> None:
     calm = load(prefix_cache=False)
     long = (PROMPT * 3)[:50]
-    expected = [*PROMPT, take_in(calm, 1, PROMPT)]
-    for _ in range(12):
-        say(calm, {1: expected})
+    expected = answered(calm, 1, len(PROMPT) + 13)
     first = take_in(calm, 2, long)
 
     engine = load(prefix_cache=False, step_prefill_tokens=7)
@@ -90,9 +95,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
     if kernel and kernels() is None:
         pytest.skip("no C compiler has built the kernels")
     engine = load(page_size=8, kv_tokens=512, threads=1, attention_kernel=kernel)
-    cold = [*PROMPT, take_in(engine, 1, PROMPT)]
-    for _ in range(10):
-        say(engine, {1: cold})
+    cold = answered(engine, 1, 31)
     before = rows_of(engine.features(Cursor(1, 1, 11, len(cold)), 0))
     take_in(engine, 5, PROMPT)
     states, pool = engine._holdings.states, engine._holdings.pool
@@ -105,7 +108,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
     rows = engine.features(Cursor(2, 1, 1, len(warm)), 0)
     assert (rows.start, list(rows.token_ids)) == (0, PROMPT)
     torch.testing.assert_close(rows_of(rows)[:16], before[:16], rtol=0, atol=0)
-    for _ in range(10):
+    while len(warm) < 31:
         say(engine, {2: warm})
     assert warm == cold
     # The answer's own pages were kept too: what the conversation goes on with is found.
@@ -241,17 +244,13 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(load: Load) -> No
     for n in range(1, 21):  # two pages of each are kept
         take_in(engine, n, [n, *PROMPT[1:]])
         engine.release(n, 1)
-    text = [99, *PROMPT[1:], take_in(engine, 99, [99, *PROMPT[1:]])]
-    while len(text) < 60:
-        say(engine, {99: text})
+    text = answered(engine, 99, 60, first=99)
     assert isinstance(engine._holdings.slots(engine._holdings.states[99], 0, len(text)), range)
 
 
 def test_nobody_finds_pages_that_a_failed_pass_may_have_written(load: Load) -> None:
     engine = load(page_size=4, prefill_chunk=8)
-    text = [*PROMPT, take_in(engine, 1, PROMPT)]
-    while len(text) < 33:
-        say(engine, {1: text})
+    text = answered(engine, 1, 33)
     fragile = Fragile(engine)
 
     def found(sequence: int, prompt: list[int]) -> int:
@@ -309,9 +308,8 @@ def test_what_made_no_numbers_is_in_no_cache(load: Load) -> None:
 
 def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(load: Load) -> None:
     engine = load(page_size=8)
-    calm = [*PROMPT, take_in(engine, 1, PROMPT)]
+    calm = answered(engine, 1, len(PROMPT) + 2)
     other = [*PROMPT, take_in(engine, 2, PROMPT)]
-    say(engine, {1: calm})
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

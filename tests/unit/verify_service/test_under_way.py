@@ -202,32 +202,23 @@ def planted(engine: VerifyEngine, *, prompt: int = 0, judged: int = 0) -> None:
     engine._step.prepare = prepare
 
 
-@pytest.mark.parametrize("bad", [7, 8])
+@pytest.mark.parametrize(("bad", "beside"), [(7, 2), (8, 2), (7, 0)])
 def test_a_prompt_that_cannot_be_prepared_is_refused_and_takes_nobody_along(
-    real: Real, bad: int
+    real: Real, bad: int, beside: int
 ) -> None:
-    """First or second in line, riding with two that decode."""
+    """First or second in line, riding with two that decode; or first, with nobody."""
     engine = real()
-    said = {sequence: take_in(engine, sequence) for sequence in (1, 2)}
+    said = {sequence: take_in(engine, sequence) for sequence in range(1, 1 + beside)}
     line_up(engine, 7, 8)
     planted(engine, prompt=bad)
-    for _ in range(3):
-        step = begin(engine, [item(sequence, said[sequence]) for sequence in said])
+    for _ in range(1 + beside):
+        items = [item(sequence, said[sequence]) for sequence in said]
+        step = begin(engine, items) if items else engine.begin_prefill()
         for sequence, outcome in zip(said, ended(engine, step), strict=True):
             said[sequence].append(outcome.tokens[-1])
     assert isinstance(engine.first_token(15 - bad), int)
     assert why(engine.first_token(bad)) is RefusalReason.INTERNAL
     assert not engine.prefill_next(), "nobody is in line"
-
-
-def test_so_is_one_alone_and_the_next_one_goes_on(real: Real) -> None:
-    engine = real()
-    line_up(engine, 7, 8)
-    planted(engine, prompt=7)
-    step = engine.begin_prefill()
-    ended(engine, step)
-    assert why(engine.first_token(7)) is RefusalReason.INTERNAL
-    assert isinstance(engine.first_token(8), int)
 
 
 def test_a_prompt_is_not_to_blame_for_whom_it_rides_with(real: Real) -> None:

@@ -25,15 +25,22 @@ def direct_rows(target: Path, drafter: Path, ids: list[int]) -> torch.Tensor:
         return projection.project(taps.collect()[0])
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["processor", "card"])
 def test_feature_rows_are_the_projected_taps_of_committed_tokens_only(
-    engine: VerifyEngine, golden_target: Path, golden_drafter: Path
+    engine: VerifyEngine, golden_target: Path, golden_drafter: Path, ahead: bool
 ) -> None:
+    """On a card they are projected before it is known which of them are committed."""
+    engine._step._ahead = ahead
     tokens = [*PROMPT, take_in(engine, 1, PROMPT)]
+    first = [3, 17, 90, take_in(engine, 2, [3, 17, 90])]  # of who comes first in the pass
     pushed: list[FeatureRun] = []
     for number in range(1, 9):
         # One right token would need the oracle; any draft will do, most of it is rejected.
         draft = [7 * number % 128, 9, 11]
-        (verdict,) = judged(engine, item(1, number, tokens, draft))
+        other, verdict = judged(
+            engine, item(2, number, first, draft[1:]), item(1, number, tokens, draft)
+        )
+        first += other.tokens
         tokens += verdict.tokens
         rows = engine.features(
             Cursor(1, 1, number + 1, len(tokens)), len(tokens) - 2 - verdict.accepted
@@ -71,24 +78,6 @@ def test_a_packed_cohort_decides_as_each_would_alone_whatever_the_law(engine: Ve
     for one, alone in zip(judged(engine, *cohort), apart, strict=True):
         (other,) = judged(engine, alone)
         assert one.tokens == other.tokens
-
-
-def test_rows_that_come_with_what_was_decided_are_the_same(engine: VerifyEngine) -> None:
-    """As on a card: projected before it is known which of them are committed."""
-    made = []
-    for first, ahead in ((0, False), (10, True)):
-        engine._step._ahead = ahead
-        prompts = [[3 + n, 17, 90, 41, 5] for n in range(3)]
-        texts = [[*prompt, take_in(engine, first + n, prompt)] for n, prompt in enumerate(prompts)]
-        verdicts = judged(
-            engine, *(item(first + n, 1, text, [7, 8][:n]) for n, text in enumerate(texts))
-        )
-        for n, verdict in enumerate(verdicts):
-            rows = engine.features(Cursor(first + n, 1, 2, 7 + verdict.accepted), 5)
-            made.append((rows.token_ids, rows_of(rows)))
-    for one, other in zip(made[:3], made[3:], strict=True):
-        assert one[0] == other[0]
-        torch.testing.assert_close(one[1], other[1])
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["processor", "card"])
