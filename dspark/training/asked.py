@@ -142,7 +142,7 @@ def answers(
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
-            own = seed * 1_000_003 + first
+            own = (seed * 1_000_003 + first) % (1 << 64)
             pick = _racing(seed, chosen, temperature) if raced else drawing(temperature, own)
             ids = lockstep.generate(target.model, prompts=prompts, total=total, pick=pick)
             if kept is not None:

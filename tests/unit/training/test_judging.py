@@ -140,7 +140,7 @@ def test_answers_that_are_kept_are_not_drawn_again(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(keep: Path | None, new_tokens: int = 12) -> str:
-        told: Any = {"new_tokens": new_tokens, "keep": keep, "bar": False}
+        told: Any = {"new_tokens": new_tokens, "keep": keep, "seed": 2**63 - 1, "bar": False}
         calibrate(*tiny, temperatures=(1.0,), out=tmp_path / "out", rules=["token"], **told)
         return repr(evaluate.evaluate(*tiny, **told)["temperatures"])
 
