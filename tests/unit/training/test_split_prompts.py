@@ -159,3 +159,5 @@ def test_too_few_held_out_prompts_are_told_of_before_training(
     found = chain_stages.split(file, tmp_path, settings, **told)
     assert sum(found["refused"].values()) == 10
     assert [len(part) for part in parts_of(found)] == [27, 2, 1]
+    with pytest.raises(ConfigError, match="target: ends at 512 tokens; an answer of 600 and"):
+        chain_stages.split(file, tmp_path, settings, **told | {"answer": 600})
