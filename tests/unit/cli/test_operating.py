@@ -25,7 +25,7 @@ from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
 from dspark.client import CellStatus, Client, LaneStatus, MeasuredCost, ProcessStatus
-from dspark.client.cell import write_cell
+from dspark.client.cell import cell_file, write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
 
@@ -336,6 +336,14 @@ def test_a_state_folder_that_cannot_be_is_one_finding(
     (found,) = cluster.state()
     assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
     assert list(cluster.cell(Client)) == []
+    (port,) = machine.http_port("127.0.0.1:0")
+    assert port.what == "port http"
+
+
+def test_a_state_file_that_may_not_be_read_is_not_one_for_down() -> None:
+    cell_file().mkdir()
+    (found,) = cluster.state()
+    assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
     (port,) = machine.http_port("127.0.0.1:0")
     assert port.what == "port http"
 
