@@ -252,6 +252,7 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("generate --prompt-logprobs 0 hi", "dspark: prompt-logprobs: is told with --json alone\n"),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
+        ("sd --endpoint 127.0.0.1:9 --serve 127.0.0.1:0 --tls-ca no", "tls_ca: cannot read no:"),
         ("sd --endpoint 127.0.0.1:9 --serve nowhere", "serve: 'nowhere' is not host:port\n"),
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),
