@@ -224,12 +224,22 @@ def test_top_looks_at_the_cell_that_is_there_by_now(
     assert "at cell:2" in capsys.readouterr().out
 
 
+def test_top_goes_on_while_certificates_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = nullcontext(Mock(endpoint="cell:1", status=lambda: CellStatus()))
+    looks = Mock(side_effect=[there, ConfigError("half a pair"), there, KeyboardInterrupt])
+    monkeypatch.setattr(top, "open_client", looks)
+    assert main(["top", "--every", "0.1"]) == 130
+    assert "at cell:1" in capsys.readouterr().out
+
+
 def test_logs_are_not_followed_beyond_their_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path / "gone")))
     assert main(["logs", "-f"]) == 1
-    assert f"dspark: {tmp_path}/gone is gone: `dspark down`" in capsys.readouterr().err
+    assert f"dspark: {tmp_path}/gone is gone, and this cluster with it" in capsys.readouterr().err
 
 
 def test_a_frame_shows_rates_of_the_window() -> None:
