@@ -86,7 +86,7 @@ def questions(
 
 def domain_of(path: Path) -> str:
     """The domain of a file: that of its first row, or the file's name."""
-    return str(next(read_rows(path)).get("domain", path.stem))
+    return str(next(read_rows(path)).get("domain") or path.stem)
 
 
 def by_name(files: Sequence[Path]) -> dict[str, Path]:
