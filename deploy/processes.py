@@ -5,6 +5,7 @@ For one machine, for tests and for measurements. Nothing is supervised: what is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -188,7 +189,9 @@ class ProcessCell:
         assert child.process.stdout is not None
         line = _read_line(child.process.stdout, START_TIMEOUT_S)
         if not line:
-            late = "" if child.process.poll() is not None else f" within {START_TIMEOUT_S:g} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(1.0)  # its pipe closes a moment before it has ended
+            late = f" within {START_TIMEOUT_S:g} s" if child.process.returncode is None else ""
             said = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise Unavailable(
                 f"{child.name} did not start{late}: {said[-1] if said else 'it said nothing'}"

@@ -123,6 +123,9 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     signer = authority.key if authority else key
     now = datetime.datetime.now(datetime.UTC)
+    ends = now + datetime.timedelta(days=min(days, CA_DAYS))
+    if authority is not None:  # without it no certificate of its holds
+        ends = min(ends, authority.certificate.not_valid_after_utc)
     never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     unused = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
     signs = authority is None
@@ -136,7 +139,7 @@ def _made(authority: _Pair | None, name: str, names: list[str], days: int) -> _P
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

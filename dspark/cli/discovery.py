@@ -62,6 +62,7 @@ def _discover(args: argparse.Namespace) -> int:
     if args.serve is None:
         print(json.dumps(ask(), indent=2))
         return 0
+    open_client(args).close()  # wrong credentials are told here, not to Prometheus
     server = serve(args.serve, ask)
     print(f"targets at http://{args.serve.rpartition(':')[0]}:{server.server_port}/sd", flush=True)
     try:

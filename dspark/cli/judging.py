@@ -8,7 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import RULES, folder, natural, numbers_above_0, numbers_from_0, positive
+from dspark.cli.options import (
+    RULES,
+    folder,
+    natural,
+    numbers_above_0,
+    numbers_from_0,
+    positive,
+    seed,
+)
 
 _SHARED = ("temperatures", "new_tokens", "rows", "seed", "out", "keep")
 
@@ -58,7 +66,7 @@ def add_commands(commands: Any) -> None:
         add("--new-tokens", type=positive, default=128, help="tokens of an answer")
         add("--rows", type=natural, default=0, help="most rows of a file; 0: all")
         add("--top-k-cut", type=natural, default=64, help="entries of a draft; 0: all")
-        add("--seed", type=natural, default=980406, help="of answers and rounds")
+        add("--seed", type=seed, default=980406, help="of answers and rounds")
         add("--threads", type=positive, default=1, help="of the processor")
         add("--keep", type=folder, help="keep the target's answers here for next time")
         add("--quiet", action="store_true", help="no progress bar")

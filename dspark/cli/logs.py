@@ -64,7 +64,7 @@ def _logs(args: argparse.Namespace) -> int:
         _show(line, raw=args.json)
     while args.follow:
         if not Path(cell.ray_dir).is_dir():
-            raise DsparkError(f"{cell.ray_dir} is gone: `dspark down` has ended this cluster")
+            raise DsparkError(f"{cell.ray_dir} is gone, and this cluster with it")
         time.sleep(POLL_S)
         for line in tails.new():
             _show(line, raw=args.json)

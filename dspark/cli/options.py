@@ -100,6 +100,7 @@ def several(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 natural, positive = (_reader(whole_in, SettingBounds(least=least)) for least in (0, 1))  # counts
+seed = _reader(whole_in, SettingBounds(least=0, most=1 << 62))  # larger than any count
 wait_s = _reader(number_in, SettingBounds(least=0))  # seconds
 span_s = _reader(number_in, SettingBounds(above=0))
 naturals, positives, numbers_from_0, numbers_above_0 = map(
@@ -108,6 +109,7 @@ naturals, positives, numbers_from_0, numbers_above_0 = map(
 METAVARS: Mapping[Any, str] = {
     int: "N",
     natural: "N",
+    seed: "N",
     positive: "N",
     naturals: "N,N",
     positives: "N,N",

@@ -75,10 +75,11 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
     """The error for a coordinator that does not answer, with what is known about the cause."""
     if by_hand:
         return Unavailable(f"the coordinator at {endpoint} is unreachable ({error})")
-    from dspark.client.cell import find_cell, is_alive
+    from deploy.down import own
+    from dspark.client.cell import find_cell
 
     cell = find_cell()
-    if cell.ray_pid and not is_alive(cell.ray_pid):
+    if cell.ray_pid and not own(cell.ray_pid, cell.cell_id):
         return Unavailable(
             f"the cluster of this state folder is gone (its process {cell.ray_pid} has ended); "
             "`dspark down` clears what is left"

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from dspark.cli.options import add_endpoint, open_client, span_s
-from dspark.errors import Expired, Unavailable
+from dspark.errors import ConfigError, Expired, Unavailable
 from dspark.tables import aligned
 
 LoadWindow = Any  # a `deploy.load_report.LoadWindow`: rooms are imported inside functions alone
@@ -55,7 +55,7 @@ def _top(args: argparse.Namespace) -> int:
             time.sleep(every)
             try:
                 lines = look()
-            except (Unavailable, Expired) as error:
+            except (Unavailable, Expired, ConfigError) as error:  # certificates may be changing
                 lines = [f"{error}; trying again"]
             live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
 

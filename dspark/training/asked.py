@@ -86,7 +86,7 @@ def questions(
 
 def domain_of(path: Path) -> str:
     """The domain of a file: that of its first row, or the file's name."""
-    return str(next(read_rows(path)).get("domain", path.stem))
+    return str(next(read_rows(path)).get("domain") or path.stem)
 
 
 def by_name(files: Sequence[Path]) -> dict[str, Path]:
@@ -142,7 +142,7 @@ def answers(
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
-            own = seed * 1_000_003 + first
+            own = (seed * 1_000_003 + first) % (1 << 64)
             pick = _racing(seed, chosen, temperature) if raced else drawing(temperature, own)
             ids = lockstep.generate(target.model, prompts=prompts, total=total, pick=pick)
             if kept is not None:

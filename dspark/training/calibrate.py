@@ -145,7 +145,7 @@ def _half(
     texts = []
     for temperature in job.temperatures:
         # every half and temperature has a seed of its own
-        own = 2 * (seed + 1009 * round(1000 * temperature)) + half
+        own = (2 * (seed + 1009 * round(1000 * temperature)) + half) % (1 << 63)
         for name in job.names:
             for text in judge.texts(asked[name][half::2], temperature, job.rule, own):
                 texts.append(text)

@@ -35,7 +35,12 @@ def split(
     ones, before anything is trained."""
     folder = locate(settings.target)
     chat, text = Chat(folder), text_config(folder)
-    most = context_length(text) - max(answer, NEW_TOKENS) - settings.block_size - 1
+    length, longest = context_length(text), max(answer, NEW_TOKENS)
+    if (most := length - longest - settings.block_size - 1) < 1:
+        raise ConfigError(
+            f"target: ends at {length} tokens; an answer of {longest} and a block leave no room "
+            "for a prompt"
+        )
 
     def check(turns: Conversation) -> None:
         ids = chat.prompt_ids(turns[:1])

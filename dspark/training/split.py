@@ -131,7 +131,7 @@ def _good_rows(
     good: list[dict[str, Any]] = []
     refused: Counter[str] = Counter()
     seen: set[str] = set()
-    for number, row in enumerate(rows):
+    for number, row in enumerate(map(_said, rows)):
         try:
             turns = conversation_of(row)
             check(turns)

@@ -50,7 +50,8 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
 
 def state() -> Iterator[Finding]:
     """Checks the state folder, and whether it still names a cluster that has ended."""
-    from dspark.client.cell import cell_file, find_cell, is_alive
+    from deploy.down import own
+    from dspark.client.cell import NoCell, cell_file, find_cell
     from dspark.runtime.identity import NoState, state_dir
 
     mend = "set DSPARK_HOME to a folder of yours"
@@ -71,9 +72,9 @@ def state() -> Iterator[Finding]:
     try:
         cell = find_cell()
     except DsparkError as error:
-        yield wrong("state", str(error), "dspark down")
+        yield wrong("state", str(error), "dspark down" if isinstance(error, NoCell) else mend)
         return
-    if cell.ray_pid and not is_alive(cell.ray_pid):
+    if cell.ray_pid and not own(cell.ray_pid, cell.cell_id):
         yield wrong("state", f"{folder} names a cluster that has ended", "dspark down")
         return
     yield fine("state", f"{folder}: a cluster at {cell.endpoint}")

@@ -95,11 +95,10 @@ def limits() -> Iterator[Finding]:
 def http_port(endpoint: str) -> Iterator[Finding]:
     """Checks whether the port is free now; no finding if the cell of this state folder has an HTTP
     port."""
-    from dspark.client import NoCell, find_cell
+    from dspark.client import find_cell
     from dspark.runtime.addresses import check_listeners
-    from dspark.runtime.identity import NoState
 
-    with contextlib.suppress(NoCell, NoState):
+    with contextlib.suppress(DsparkError):  # a finding of `state`
         if find_cell().http:
             return
     try:

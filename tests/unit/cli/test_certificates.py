@@ -51,6 +51,16 @@ def test_an_authority_that_cannot_sign_is_neither_used_nor_replaced(
     assert crt.read_bytes() == before
 
 
+def test_a_certificate_ends_with_its_authority_at_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for authority_days in (2, 3650):  # the one of the first run stays
+        monkeypatch.setattr(certificates, "CA_DAYS", authority_days)
+        _, *files = issue(tmp_path, hosts=[], tenants=[], days=90_000_000)
+    ca, node = (x509.load_pem_x509_certificate(file.read_bytes()) for file in files[:3:2])
+    assert node.not_valid_after_utc == ca.not_valid_after_utc
+
+
 def test_an_authority_of_another_kind_is_not_taken_for_one_whose_files_do_not_match(
     tmp_path: Path,
 ) -> None:

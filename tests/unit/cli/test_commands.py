@@ -6,19 +6,20 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from deploy import down
+from deploy import down, process_tags
 from deploy.service_registry import ROOMS
 from dspark import shipped
 from dspark.cli.main import main
 from dspark.cli.status import as_json
 from dspark.client import CellStatus, LaneStatus, MeasuredCost, ProcessStatus, find_cell
-from dspark.client.cell import cell_file, is_alive, write_cell
+from dspark.client.cell import Cell, cell_file, is_alive, write_cell
 from dspark.errors import DsparkError
 from tests.noted_cell import CELL
 from tests.waiting import wait_until
@@ -200,10 +201,19 @@ def test_the_drafter_is_found_in_a_checkout_and_beside_an_installation(
     assert (shipped.drafter() / "config.json").is_file()
 
 
+@pytest.fixture
+def cell_here() -> Iterator[Cell]:
+    """A cell that does not answer, with a process in the place of its cluster's leader."""
+    marks = {**os.environ, process_tags.VARIABLE: "silent"}
+    with subprocess.Popen(["sleep", "600"], env=marks) as leader:
+        yield replace(CELL, cell_id="silent", ray_pid=leader.pid)
+        leader.kill()
+
+
 def test_a_cell_that_a_broken_off_down_has_ended_is_not_told_to_restart(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cell_here: Cell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_cell(replace(CELL, ray_pid=os.getpid()))
+    write_cell(cell_here)
     monkeypatch.setattr(down, "under_way", Mock(side_effect=KeyboardInterrupt))
     assert main(["down"]) == 130
     assert main(["status"]) == 1
@@ -211,19 +221,23 @@ def test_a_cell_that_a_broken_off_down_has_ended_is_not_told_to_restart(
 
 
 @pytest.mark.parametrize(
-    ("here", "said"),
+    ("ray", "said"),
     [
-        (True, r"127.0.0.1:9 is unreachable \(127.0.0.1:9 .*\), while its Ray cluster still runs"),
-        (None, r"the Ray cluster at 127.0.0.1:1 may be gone"),
-        (False, r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
+        (
+            "here",
+            r"127.0.0.1:9 is unreachable \(127.0.0.1:9 .*\), while its Ray cluster still runs",
+        ),
+        ("joined", r"the Ray cluster at 127.0.0.1:1 may be gone"),
+        ("ended", r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
+        ("id reused", r"the cluster .* is gone \(its process [0-9]+ has ended\); `dspark down`"),
     ],
 )
 def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
-    here: bool | None, said: str, capsys: pytest.CaptureFixture[str]
+    ray: str, said: str, cell_here: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """None: its Ray cluster is another's."""
-    pid = {True: os.getpid(), False: _ended_pid(), None: 0}[here]
-    write_cell(replace(CELL, ray_pid=pid, frontends="127.0.0.1:8"))
+    pids = {"joined": 0, "ended": _ended_pid(), "id reused": os.getpid()}
+    pid = pids.get(ray, cell_here.ray_pid)
+    write_cell(replace(cell_here, ray_pid=pid, frontends="127.0.0.1:8"))
     assert main(["status"]) == 1
     assert re.search(said, capsys.readouterr().err)
 
@@ -238,6 +252,7 @@ def test_a_cell_that_does_not_answer_is_told_with_what_is_known_of_it(
         ("generate --prompt-logprobs 0 hi", "dspark: prompt-logprobs: is told with --json alone\n"),
         ("health --wait 0.2", "dspark: not serving within 0.2 s: no cluster is running here"),
         ("sd --endpoint 127.0.0.1:9 --serve 0.0.0.0:0", "serve: 0.0.0.0:0 can be reached from out"),
+        ("sd --endpoint 127.0.0.1:9 --serve 127.0.0.1:0 --tls-ca no", "tls_ca: cannot read no:"),
         ("sd --endpoint 127.0.0.1:9 --serve nowhere", "serve: 'nowhere' is not host:port\n"),
         ("scale", "say what to change, as in `dspark scale verify=2 draft=3`"),
         ("scale verify=0", "at least one verifier"),

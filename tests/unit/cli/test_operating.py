@@ -25,7 +25,7 @@ from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
 from dspark.client import CellStatus, Client, LaneStatus, MeasuredCost, ProcessStatus
-from dspark.client.cell import write_cell
+from dspark.client.cell import cell_file, write_cell
 from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
 
@@ -224,12 +224,22 @@ def test_top_looks_at_the_cell_that_is_there_by_now(
     assert "at cell:2" in capsys.readouterr().out
 
 
+def test_top_goes_on_while_certificates_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = nullcontext(Mock(endpoint="cell:1", status=lambda: CellStatus()))
+    looks = Mock(side_effect=[there, ConfigError("half a pair"), there, KeyboardInterrupt])
+    monkeypatch.setattr(top, "open_client", looks)
+    assert main(["top", "--every", "0.1"]) == 130
+    assert "at cell:1" in capsys.readouterr().out
+
+
 def test_logs_are_not_followed_beyond_their_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cell(replace(CELL, ray_pid=1, ray_dir=str(tmp_path / "gone")))
     assert main(["logs", "-f"]) == 1
-    assert f"dspark: {tmp_path}/gone is gone: `dspark down`" in capsys.readouterr().err
+    assert f"dspark: {tmp_path}/gone is gone, and this cluster with it" in capsys.readouterr().err
 
 
 def test_a_frame_shows_rates_of_the_window() -> None:
@@ -322,9 +332,10 @@ def test_a_port_that_is_taken_is_told() -> None:
 def test_a_state_file_of_a_dead_cluster_is_told() -> None:
     (clean,) = cluster.state()
     assert clean.level is Level.OK
-    write_cell(replace(CELL, ray_pid=2**22 - 1, ray_dir="/tmp/none"))
-    (stale,) = cluster.state()
-    assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
+    for pid in (2**22 - 1, os.getpid()):  # the second is another process by now
+        write_cell(replace(CELL, ray_pid=pid, ray_dir="/tmp/none"))
+        (stale,) = cluster.state()
+        assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
 
 
 def test_a_state_folder_that_cannot_be_is_one_finding(
@@ -335,6 +346,14 @@ def test_a_state_folder_that_cannot_be_is_one_finding(
     (found,) = cluster.state()
     assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
     assert list(cluster.cell(Client)) == []
+    (port,) = machine.http_port("127.0.0.1:0")
+    assert port.what == "port http"
+
+
+def test_a_state_file_that_may_not_be_read_is_not_one_for_down() -> None:
+    cell_file().mkdir()
+    (found,) = cluster.state()
+    assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
     (port,) = machine.http_port("127.0.0.1:0")
     assert port.what == "port http"
 

@@ -1,5 +1,6 @@
 """What a child of a cell says first: the wait for it ends, whoever holds its pipe open."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ HOLDS = "import sys, time; print({!r}, end='', flush=True); time.sleep(60)"
     [
         *((LEAVES.format(HOLDS.format(said)), "") for said in ("", '{"endpoint"')),
         (HOLDS.format(""), r" within 0\.5 s"),
+        ("import os, time; os.close(1); time.sleep(0.2)", ""),
     ],
 )
 def test_a_process_that_holds_the_pipe_does_not_hold_the_cell(
@@ -38,6 +40,7 @@ def test_a_process_that_holds_the_pipe_does_not_hold_the_cell(
             cell._await_ready(Child("verify/0", command, process, log, "", 0))
     finally:
         cell.stop()
-        os.killpg(process.pid, 9)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
         process.wait()
         process.stdout.close()

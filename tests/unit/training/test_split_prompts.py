@@ -7,6 +7,7 @@ import pytest
 
 from dspark.errors import ConfigError
 from dspark.training import chain_stages
+from dspark.training.asked import domain_of
 from dspark.training.disk import read_rows, write_rows
 from dspark.training.settings import Settings
 from dspark.training.split import conversation_of, split_prompts
@@ -48,6 +49,14 @@ def parts_of(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
 )
 def test_every_shape_of_a_row_is_read(row: dict[str, Any], roles: list[str]) -> None:
     assert [turn["role"] for turn in conversation_of(row)] == roles
+
+
+def test_a_null_is_no_name(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "id": None, "domain": None}])
+    split_prompts(tmp_path / "rows.jsonl", tmp_path, held_out=0.0)
+    (row,) = read_rows(tmp_path / "train.jsonl")
+    assert row["id"] == "row-0"
+    assert domain_of(tmp_path / "rows.jsonl") == "rows"
 
 
 def test_half_of_a_character_is_replaced(tmp_path: Path) -> None:
@@ -159,3 +168,5 @@ def test_too_few_held_out_prompts_are_told_of_before_training(
     found = chain_stages.split(file, tmp_path, settings, **told)
     assert sum(found["refused"].values()) == 10
     assert [len(part) for part in parts_of(found)] == [27, 2, 1]
+    with pytest.raises(ConfigError, match="target: ends at 512 tokens; an answer of 600 and"):
+        chain_stages.split(file, tmp_path, settings, **told | {"answer": 600})
