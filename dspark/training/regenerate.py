@@ -180,7 +180,7 @@ def _counts(row: Mapping[str, Any]) -> dict[str, int]:
     nothing."""
     good = row.get("status") == "success"
     answers = row["conversations"][1::2] if good else []
-    tokens = sum(len(answer["token_ids"]) for answer in answers)
+    tokens = sum(len(answer.get("token_ids", ())) for answer in answers)
     return {"rows": 1, "failed": int(not good), "tokens": tokens}
 
 
