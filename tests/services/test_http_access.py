@@ -50,7 +50,8 @@ def test_an_origin_that_is_none_is_refused_at_the_start(origin: str) -> None:
 
 def test_certificates_say_who_calls_and_are_renewed_while_serving(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    with HttpCell(workers=False, **authority.settings()) as cell:
+    _, files = token_files(tmp_path, "worker")
+    with HttpCell(workers=False, **authority.settings(), **files) as cell:
         assert cell.url.startswith("https://")
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{cell.url}/health", verify=authority.context())
@@ -61,7 +62,8 @@ def test_certificates_say_who_calls_and_are_renewed_while_serving(tmp_path: Path
             ("node", 403, 403),
         ):
             shows = authority.context(name)
-            for path, status in (("/v1/models", models), ("/metrics", metrics)):
+            asked = (("/v1/models", models), ("/metrics", metrics), ("/health", 503))
+            for path, status in asked:
                 assert httpx.get(cell.url + path, verify=shows).status_code == status, (name, path)
         authority.check_renewal(cell.url.removeprefix("https://"))
 

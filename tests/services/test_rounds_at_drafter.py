@@ -313,8 +313,9 @@ async def test_a_stranger_gets_no_rounds_and_a_worker_does(tmp_path: Path) -> No
                 call = draft_pb2_grpc.DraftStub(channel).Rounds(metadata=auth_metadata(shown))
                 assert (await ended(call))[0] is grpc.StatusCode.UNAUTHENTICATED
         assert process.metrics.value("refusals_total", reason="unauthenticated") == 2
-        async with greeted(process, token=tokens["worker"]):
-            pass
+        async with greeted(process, token=tokens["worker"]) as mine:
+            await mine.call.done_writing()
+            assert (await ended(mine.call))[0] is grpc.StatusCode.OK
 
 
 async def test_a_drafter_whose_passes_fail_says_that_it_does_not_serve(

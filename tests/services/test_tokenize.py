@@ -102,7 +102,9 @@ def test_long_lists_of_ids_are_bounded_and_read_beside_the_event_loop(
 def test_a_conversation_is_tokenized_with_the_options_of_a_chat(
     cell: HttpCell, options: dict[str, Any]
 ) -> None:
-    plain, told = (cell.post("/tokenize", {**SAID, **more}).json() for more in ({}, options))
+    ways: Any = ({}, dict.fromkeys(options), options)
+    plain, null, told = (cell.post("/tokenize", {**SAID, **more}).json() for more in ways)
+    assert null == plain, "as if they were absent"
     fields = {"max_tokens": 2, "return_token_ids": True, **options}
     made = cell.post("/v1/chat/completions", {**SAID, **fields}).json()
     assert told["tokens"] == made["prompt_token_ids"]

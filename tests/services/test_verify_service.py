@@ -167,7 +167,7 @@ async def test_a_coordinator_that_says_more_than_is_heard_loses_its_stream(
     asked = Admission(Admit(1, 0, 400, 10), [1] * 400, GREEDY, 410, False)
     large = write_down(v.incarnation, [asked])
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        for _ in range(100):
+        for _ in range(1000):  # more than wait in a connection
             await raw.write(large)
     go_on.set()
     assert (await ended(raw))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -16,7 +16,7 @@ from dspark.cli.main import build_parser
 from dspark.client import Options, Speculation
 from dspark.errors import InvalidRequest, Overloaded, WrongCommand
 from dspark.loadgen import prompts, report
-from dspark.loadgen.answer import MeasuredAnswer, StreamPiece
+from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
 from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
@@ -64,6 +64,12 @@ def measure(server: Server, plan: LoadPlan) -> Outcome:
     """In simulated time."""
     with Simulation() as simulation:
         return simulation.run(run(server, itertools.repeat(QUESTION), plan))
+
+
+def test_messages_of_unknown_length_are_no_tokens_until_a_total_is_told() -> None:
+    answer = MeasuredAnswer(QUESTION, intended=0.0)
+    answer.take(StreamPiece(UNKNOWN, 10), 1.0)
+    assert answer.tokens == 0
 
 
 def test_a_closed_loop_keeps_its_users_busy_and_leaves_the_warm_up_out() -> None:

@@ -150,6 +150,15 @@ def test_a_state_file_that_this_user_may_not_read_is_told_and_stays(
     assert cell_file().exists()
 
 
+def test_a_state_file_that_cannot_be_removed_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell_file().write_text("{")
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(13, "not yours")))
+    assert main(["down"]) == 1
+    assert "this state folder cannot be written (not yours)" in capsys.readouterr().err
+
+
 def test_the_state_file_comes_back_whole_and_private() -> None:
     cell = replace(CELL, ray_pid=7, ray_dir="/x")
     write_cell(cell)

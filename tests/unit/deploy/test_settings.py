@@ -285,7 +285,10 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("verify: {attention: flash}", "verify.attention: 'flash' is none of auto, stateful"),
         ("verify: {kv_tokens: -5}", "verify.kv_tokens: -5 is less than 0"),
         ("verify: {kv_tokens: 5}", "verify.kv_tokens: 5 does not hold one page of 16"),
-        ("draft: {context_tokens: 40, page_size: 64}", "draft.context_tokens: 40 does not hold"),
+        (
+            "draft: {context_tokens: 40, page_size: 64}",
+            "draft.context_tokens: 40 does not hold one page of 64",
+        ),
         ("coordinator: {otel_endpoint: nowhere}", "coordinator.otel_endpoint: 'nowhere' is not"),
         ("draft: {context_tokens: 0}", "draft.context_tokens: 0 is less than 1"),
         ("draft: {metrics_port: 70000}", "draft.metrics_port: 70000 is not in 0..65535"),

@@ -109,9 +109,12 @@ def test_serving_form_changes_nothing_and_confidence_is_the_likeliest_token_s_wi
     anchors = torch.tensor([3, 8])
     plain, fast = (walked(each, features, ids, anchors, forced=True) for each in (drafter, served))
     torch.testing.assert_close(fast.logits, plain.logits, atol=1e-4, rtol=0)
-    for made in (plain, fast) if not drafter.config.enable_confidence_head else ():
-        chance = torch.softmax(made.logits, dim=-1).amax(dim=-1)
-        torch.testing.assert_close(torch.sigmoid(made.confidence), chance, **CLOSE)
+    for made in (plain, fast):
+        assert made.confidence.shape == made.logits.shape[:2]
+        assert made.hidden.shape == (*made.logits.shape[:2], drafter.config.hidden_size)
+        if not drafter.config.enable_confidence_head:
+            chance = torch.softmax(made.logits, dim=-1).amax(dim=-1)
+            torch.testing.assert_close(torch.sigmoid(made.confidence), chance, **CLOSE)
 
 
 SAVED: dict[str, Callable[[], Drafter]] = {
