@@ -10,13 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dspark.cli.options import add_endpoint, add_keys, credentials, natural, positive, read_keys
+from dspark.cli.options import (
+    add_endpoint,
+    add_keys,
+    credentials,
+    natural,
+    positive,
+    read_keys,
+    say,
+)
 from dspark.errors import ConfigError
 
 NOTES = "chain.json"
@@ -63,15 +71,15 @@ class _Chain:
 
     def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Runs a stage unless it is done; returns its result."""
-        from dspark.training.disk import write_whole
+        from dspark.training.disk import write_json
 
         stages: dict[str, dict[str, Any]] = self.notes["stages"]
         if name not in stages:
-            print(f"{name} ...", file=sys.stderr, flush=True)
+            say(f"{name} ...")
             start = time.monotonic()
             found = stage()
             stages[name] = found | {"stage_seconds": round(time.monotonic() - start, 2)}
-            write_whole(self._path, json.dumps(self.notes, indent=2) + "\n")
+            write_json(self._path, self.notes)
         return stages[name]
 
 
@@ -144,7 +152,7 @@ def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) ->
         lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told),
     )
     chain.do("serve", lambda: _serve(target, drafter, held_out, out, tokens))
-    report = stages.write_report(out, {**chain.notes, "settings": settings.to_json()})
+    report = stages.write_report(out, {**chain.notes, "settings": asdict(settings)})
     done = plain(chain.notes["stages"])
     return {"drafter": str(drafter), "report": str(report), "stages": done}
 
@@ -162,7 +170,7 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
         **settled(settings),
         "keep_tokens": content_digest(Path(settings.keep_tokens)) if settings.keep_tokens else None,
         "cache": bool(settings.cache),
-        **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
+        **{f"ask_{name}": value for name, value in settled(asking).items() if name != "seed"},
         **{
             name: getattr(args, name)
             for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")

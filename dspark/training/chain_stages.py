@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -18,7 +17,7 @@ from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.calibrate import NEW_TOKENS
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows, write_whole
+from dspark.training.disk import read_rows, write_json, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.metrics import plain
 from dspark.training.settings import Settings
@@ -91,7 +90,7 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
 
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     """Writes report.json and report.md below `out`; returns the latter."""
-    write_whole(out / "report.json", json.dumps(plain(notes), indent=2) + "\n")
+    write_json(out / "report.json", plain(notes))
     stages, settings = notes["stages"], notes["settings"]
     split, rows, samples = stages["split"], stages["regenerate"], stages["encode"]
     train, served = stages["train"], stages["serve"]
