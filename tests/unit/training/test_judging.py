@@ -203,6 +203,11 @@ def test_more_may_be_of_greedy_requests_alone(tiny: Any, prompts: Path, tmp_path
     assert (more_greedy, same) == (2 * greedy, sampled)
 
 
+def test_a_domain_that_is_null_is_none(tmp_path: Path) -> None:
+    write_rows(tmp_path / "talk.jsonl", [{"turns": ["q"], "domain": None}])
+    assert asked.domain_of(tmp_path / "talk.jsonl") == "talk"
+
+
 def test_two_files_of_one_name_are_refused(tiny: Any, prompts: Path) -> None:
     other = prompts.parent / "elsewhere" / prompts.name
     other.parent.mkdir()
