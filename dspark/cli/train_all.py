@@ -11,12 +11,9 @@ import argparse
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspark.cli.options import add_endpoint, add_keys, credentials, natural, positive, read_keys
-
-if TYPE_CHECKING:
-    from dspark.training.chain_stages import Chain
 
 
 def add_stage(stages: Any) -> None:
@@ -62,7 +59,7 @@ def _read(args: argparse.Namespace) -> tuple[Any, Any]:
     return read_keys(args, Settings, "train", **places), asking
 
 
-def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: Chain) -> dict[str, Any]:
+def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: Any) -> dict[str, Any]:
     from dspark.model.location import locate
     from dspark.training import chain_stages as stages
     from dspark.training.calibrate import calibrate
