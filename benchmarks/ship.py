@@ -28,9 +28,11 @@ from dspark.model.checkpoint import load_target, save_drafter
 from dspark.model.formats.convert import without_tables
 from dspark.model.location import locate
 from dspark.model.weights_file import read_file
-from dspark.training import checkpoint, metrics, record, settings
+from dspark.runtime.config import load_config
+from dspark.training import checkpoint, metrics, record
 from dspark.training.calibrate import calibrate
 from dspark.training.evaluate import evaluate, table
+from dspark.training.settings import Settings
 from dspark.training.shape import make_drafter
 from dspark.training.trainer import CURVES, LOG, MODEL, STATE
 
@@ -128,7 +130,7 @@ def _facts(run: Path) -> dict[str, Any]:
 
 def _drafter(run: Path, facts: dict[str, Any], scratch: Path) -> Path:
     """The drafter of a finished run, or that of an unfinished run's last state."""
-    made = settings.from_json(facts["settings"])
+    made = load_config(Settings, section="train", flags=facts["settings"])
     if facts["step"] >= made.steps and (run / MODEL).is_dir():
         return run / MODEL
     note(f"the run goes on; this is its state after {facts['step']} steps")

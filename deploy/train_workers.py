@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dspark.errors import DsparkError
 from dspark.runtime.identity import state_dir
 from dspark.training.disk import only_writer
 from dspark.training.record import Log
-from dspark.training.settings import Settings, from_json
+from dspark.training.settings import Settings
 from dspark.training.trainer import LOG, MODEL, train_drafter
 
 Say = Callable[[str], None]
@@ -45,7 +46,7 @@ def train_with_workers(
 
         trainer = TorchTrainer(
             work,
-            train_loop_config=settings.to_json(),
+            train_loop_config=asdict(settings),
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=GROUP_TIMEOUT_S),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus),
             run_config=RunConfig(
@@ -62,7 +63,7 @@ def train_with_workers(
 
 def work(config: dict[str, Any]) -> None:
     """What every worker runs; its process group is there already."""
-    train_drafter(from_json(config))
+    train_drafter(Settings(**config))
 
 
 def _absolute(settings: Settings) -> Settings:
@@ -71,11 +72,11 @@ def _absolute(settings: Settings) -> Settings:
         name: getattr(settings, name)
         for name in ("target", "samples", "out", "cache", "start", "keep_tokens")
     }
-    full = {
+    full: dict[str, Any] = {
         name: str(Path(path).resolve()) if path and Path(path).exists() else path
         for name, path in given.items()
     }
-    return from_json(settings.to_json() | full | {"out": str(Path(settings.out).resolve())})
+    return replace(settings, **full | {"out": str(Path(settings.out).resolve())})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dspark.cli import health
-from dspark.cli.options import add_asking, as_utf_8, open_client, positive, shown
+from dspark.cli.options import add_asking, as_utf_8, open_client, positive, say, shown
 from dspark.errors import ConfigError, DsparkError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _chat(args: argparse.Namespace) -> int:
         room = info.context_length - args.max_tokens
         options = {name: getattr(args, name) for name in _OPTIONS}
         said: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-        _tell(
+        say(
             f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D "
             "ends"
         )
@@ -99,7 +99,7 @@ def _chat(args: argparse.Namespace) -> int:
                     {"role": "assistant", "content": _answer(client, prompt, options, ears)}
                 )
             except DsparkError as error:
-                _tell(f"dspark: {error}")
+                say(f"dspark: {error}")
                 said.pop()  # so that the user can repeat it
                 failed = True
             if ears.over:
@@ -149,7 +149,7 @@ def turns(ears: Ears) -> Iterator[str]:
                 print()
             return
         except KeyboardInterrupt:
-            _tell("\nCtrl-D ends")
+            say("\nCtrl-D ends")
             continue
         if line.strip():
             yield line
@@ -187,17 +187,12 @@ def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ea
     finally:
         print(flush=True)
     if end is None:
-        _tell(f"[interrupted after {tokens} tokens]")
+        say(f"[interrupted after {tokens} tokens]")
     else:
         rate = 1000 / end.timings.itl_ms if end.timings.itl_ms else 0.0
         spec, cut = end.speculation, " (the most)" if end.finish_reason == "length" else ""
-        _tell(
+        say(
             f"[{tokens} tokens{cut}, {rate:.1f} tokens/s, {spec.mean_acceptance_length:.2f} tokens "
             "a round]"
         )
     return text
-
-
-def _tell(line: str) -> None:
-    """Prints a line that is not part of the conversation to stderr, apart from it."""
-    print(line, file=sys.stderr, flush=True)

@@ -73,8 +73,9 @@ def _status(args: argparse.Namespace) -> int:
 
 def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkError:
     """The error for a coordinator that does not answer, with what is known about the cause."""
+    said = f"the coordinator at {endpoint} is unreachable ({error})"
     if by_hand:
-        return Unavailable(f"the coordinator at {endpoint} is unreachable ({error})")
+        return Unavailable(said)
     from deploy.down import own
     from dspark.client.cell import find_cell
 
@@ -85,21 +86,16 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
             "`dspark down` clears what is left"
         )
     if not cell.ray_pid:
-        return Unavailable(
-            f"the coordinator at {endpoint} is unreachable ({error}): it may be restarting, or "
-            "serve on another node by now (`dspark scale` with the present sizes finds it), or the "
-            f"Ray cluster at {cell.ray_address} may be gone"
+        why = (
+            ": it may be restarting, or serve on another node by now (`dspark scale` with the "
+            f"present sizes finds it), or the Ray cluster at {cell.ray_address} may be gone"
         )
-    if cell.leaving:
-        return Unavailable(
-            f"the coordinator at {endpoint} is unreachable ({error}): a `dspark down` ends "
-            "it; if that was broken off, run it again"
-        )
-    logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
-    return Unavailable(
-        f"the coordinator at {endpoint} is unreachable ({error}), while its Ray cluster still "
-        f"runs: it may be restarting{logs}"
-    )
+    elif cell.leaving:
+        why = ": a `dspark down` ends it; if that was broken off, run it again"
+    else:
+        logs = f"; logs are under {cell.ray_dir}" if cell.ray_dir else ""
+        why = f", while its Ray cluster still runs: it may be restarting{logs}"
+    return Unavailable(said + why)
 
 
 def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +159,7 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     plan = plan_for(settings, args.dtype)
     told = plan.to_json()
     size = {name: told[name] for name in ("num_samples", "num_tokens", "bytes_per_token", "bytes")}
-    print(
-        f"{plan.num_tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB",
-        file=sys.stderr,
-    )
+    say(f"{plan.num_tokens:,} tokens of {plan.bytes_per_token:,} bytes: {plan.bytes / 1e9:.3f} GB")
     if not args.estimate:
         make_cache(settings, plan, args.out)
     return size | {"folder": str(args.out)}

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
-import time
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dspark.cli.options import add_endpoint, add_keys, credentials, natural, positive, read_keys
-from dspark.errors import ConfigError
-
-NOTES = "chain.json"
 
 
 def add_stage(stages: Any) -> None:
@@ -41,47 +35,14 @@ def add_stage(stages: Any) -> None:
     parser.set_defaults(stage=_all)
 
 
-class _Chain:
-    """The finished stages and their results, recorded in `chain.json`."""
-
-    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
-        from dspark.training.disk import check_same_run
-
-        self.out, self._path = out, out / NOTES
-        out.mkdir(parents=True, exist_ok=True)
-        self.notes: dict[str, Any] = {"identity": identity, "stages": {}}
-        if self._path.exists():
-            try:
-                kept = json.loads(self._path.read_bytes())
-                self.notes = {name: {**kept[name]} for name in self.notes}
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                raise ConfigError(
-                    f"{self._path}: no notes of a chain ({error!r}); without it every stage runs "
-                    "again"
-                ) from None
-            check_same_run(f"the chain in {out}", self.notes["identity"], identity)
-
-    def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Runs a stage unless it is done; returns its result."""
-        from dspark.training.disk import write_whole
-
-        stages: dict[str, dict[str, Any]] = self.notes["stages"]
-        if name not in stages:
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            start = time.monotonic()
-            found = stage()
-            stages[name] = found | {"stage_seconds": round(time.monotonic() - start, 2)}
-            write_whole(self._path, json.dumps(self.notes, indent=2) + "\n")
-        return stages[name]
-
-
 def _all(args: argparse.Namespace) -> dict[str, Any]:
+    from dspark.training.chain_stages import Chain
     from dspark.training.disk import only_writer
 
     out, (settings, asking) = Path(args.out), _read(args)
     identity = _identity(args, settings, asking)
     with only_writer(out):
-        return _run(args, settings, asking, _Chain(out, identity))
+        return _run(args, settings, asking, Chain(out, identity))
 
 
 def _read(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -98,7 +59,7 @@ def _read(args: argparse.Namespace) -> tuple[Any, Any]:
     return read_keys(args, Settings, "train", **places), asking
 
 
-def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) -> dict[str, Any]:
+def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: Any) -> dict[str, Any]:
     from dspark.model.location import locate
     from dspark.training import chain_stages as stages
     from dspark.training.calibrate import calibrate
@@ -131,7 +92,7 @@ def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) ->
     )
     if settings.cache:
         chain.do("cache", lambda: stages.cache(settings))
-    chain.do("train", lambda: _train(settings))
+    chain.do("train", lambda: stages.train(settings))
     drafter = out / "train" / "drafter"
     plots, keep = out / "calibration", out / "answers"
     chain.do(
@@ -144,7 +105,7 @@ def _run(args: argparse.Namespace, settings: Any, asking: Any, chain: _Chain) ->
         lambda: evaluate(locate(target), drafter, [held_out], new_tokens=tokens, out=told),
     )
     chain.do("serve", lambda: _serve(target, drafter, held_out, out, tokens))
-    report = stages.write_report(out, {**chain.notes, "settings": settings.to_json()})
+    report = stages.write_report(out, {**chain.notes, "settings": asdict(settings)})
     done = plain(chain.notes["stages"])
     return {"drafter": str(drafter), "report": str(report), "stages": done}
 
@@ -162,7 +123,7 @@ def _identity(args: argparse.Namespace, settings: Any, asking: Any) -> dict[str,
         **settled(settings),
         "keep_tokens": content_digest(Path(settings.keep_tokens)) if settings.keep_tokens else None,
         "cache": bool(settings.cache),
-        **{f"ask_{name}": value for name, value in asking.settings().items() if name != "seed"},
+        **{f"ask_{name}": value for name, value in settled(asking).items() if name != "seed"},
         **{
             name: getattr(args, name)
             for name in ("limit", "held_out_share", "min_supervised", "answer_tokens")
@@ -195,14 +156,6 @@ def ask(
             return await regenerate(client, prompts, rows, Chat(target), asking)
 
     return asyncio.run(run())
-
-
-def _train(settings: Any) -> dict[str, Any]:
-    from dspark.training.record import Log
-    from dspark.training.trainer import LOG, train_drafter
-
-    folder, log = train_drafter(settings), Log(Path(settings.out) / LOG)
-    return {"drafter": str(folder), "first_loss": log.read()["loss"][0]} | log.last()
 
 
 def _serve(target: str, drafter: Path, prompts: Path, out: Path, tokens: int) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import errno
 import json
 import shutil
 import struct
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ from dspark.gguf.file import GgufFile
 from dspark.model.config_keys import CONFIG_NAME, refuse
 from dspark.model.target_check import check_target_config, check_target_headers
 from dspark.model.weights_file import SINGLE_NAME, check_finite, new_folder, read_directory
+from dspark.progress import progress
 from dspark.whole_file import flush_to_disk
-
-Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 _ENDS = ("eos", "eot", "eom")  # tokens that end an answer, as a file may name them
 # Ends of a turn: files of chat models need not name them, and llama.cpp goes by the text, too.
@@ -50,18 +50,18 @@ _AS_GPT2 = (
 )  # fmt: skip
 
 
-def import_gguf(file: str | Path, out: str | Path, progress: Progress | None = None) -> None:
-    """Writes the model in `file` as a new folder `out`. Raises CheckpointError, and leaves nothing
-    then."""
+def import_gguf(file: str | Path, out: str | Path) -> None:
+    """Writes the model in `file` as a new folder `out`, with a progress bar where stderr is a
+    terminal. Raises CheckpointError, and leaves nothing then."""
     with GgufFile(file) as source, new_folder(Path(out)) as folder:
         try:
-            _fill(folder, source, progress)
+            _fill(folder, source)
         except CheckpointError as error:
             said = str(error).removeprefix(f"{source.path}: ").replace(str(folder), str(out))
             raise CheckpointError(f"{source.path}: {said}") from error
 
 
-def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
+def _fill(folder: Path, source: GgufFile) -> None:
     made = architecture_of(source.settings)
     config = config_of(source.settings, source.tensors)
     if DIVISORS in source.tensors:
@@ -70,7 +70,7 @@ def _fill(folder: Path, source: GgufFile, progress: Progress | None) -> None:
     _put_json(folder / CONFIG_NAME, config)
     _put_json(folder / "generation_config.json", _generation(source.settings, config))
     save_tokenizer(source.path, source.settings, folder)
-    _write_weights(folder / SINGLE_NAME, source, places, config, made, progress)
+    _write_weights(folder / SINGLE_NAME, source, places, config, made)
     entries = read_directory(folder)
     check_target_config(folder, entries)
     check_target_headers(folder, entries)
@@ -108,7 +108,6 @@ def _write_weights(
     places: Mapping[str, str],
     config: Mapping[str, Any],
     made: Architecture,
-    progress: Progress | None,
 ) -> None:
     """Writes a safetensors file with values rounded to bfloat16, in the order of the GGUF file."""
     names = [name for name in source.tensors if name in places]
@@ -124,14 +123,17 @@ def _write_weights(
         raise OSError(errno.ENOSPC, f"{place + _SPARE_BYTES} bytes wanted, {free} free")
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
+    title = f"importing {source.path.name}"
+    with (
+        path.open("wb") as stream,
+        progress(title, len(names), shown=sys.stderr.isatty()) as tell,
+    ):
         stream.write(struct.pack("<Q", len(text)) + text)
-        for done, name in enumerate(names, 1):
+        for name in names:
             values = torch.from_numpy(restored(name, source.values(name), config, made).copy())
             check_finite(name, values)
             stream.write(values.to(torch.bfloat16).view(torch.uint8).numpy().data)
-            if progress is not None:
-                progress(done, len(names))
+            tell(advance=1)
     flush_to_disk(path)
 
 

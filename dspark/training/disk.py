@@ -27,6 +27,11 @@ def write_whole(path: Path, content: str) -> None:
         partial.write_text(content, encoding="utf-8")
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Writes a small JSON file, whole or not at all."""
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:

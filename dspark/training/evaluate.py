@@ -8,7 +8,6 @@ the plain mean of all data sets.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,11 @@ from typing import Any
 from dspark import plots
 from dspark.errors import ConfigError
 from dspark.model.calibration import IDENTITY, Bucket, RuleName, SlotFit, load_calibration
-from dspark.model.checkpoint import fingerprint, load_drafter, load_target
-from dspark.model.location import locate
+from dspark.model.checkpoint import fingerprint
 from dspark.progress import progress
 from dspark.training import fitting, metrics
-from dspark.training.asked import by_name, domain_of, kept_for, questions
-from dspark.training.disk import check_folder, write_whole
+from dspark.training.asked import by_name, domain_of
+from dspark.training.disk import check_folder, write_json
 from dspark.training.judged import Judge, Text
 from dspark.training.rounds import TOP_K_CUT
 
@@ -62,29 +60,20 @@ def evaluate(
         raise ConfigError("thresholds: every one is from 0 to 1")
     check_folder("out", out)
     check_folder("keep", keep)
-    made, loaded = load_drafter(drafter, target=target).requires_grad_(False), load_target(target)
-    made.serve()
-    judge = Judge(loaded, made, new_tokens, cut, kept_for(loaded, keep))
+    judge = Judge.load(target, drafter, new_tokens, cut, keep)
     size = judge.size
-    calibration = load_calibration(locate(drafter), block_size=size)
-    room = new_tokens + size + 1
-    sets = {
-        name: questions(path, loaded, room=room, rows=rows, seed=seed)
-        for name, path in files.items()
-    }
-    found = fitting.fit(loaded, made, [one for asked in sets.values() for one in asked])
+    calibration = load_calibration(drafter, block_size=size)
+    sets = judge.prompts(files, rows, seed)
+    asked = [one for questions in sets.values() for one in questions]
+    found = fitting.fit(judge.target, judge.drafter, asked)
     by_temperature: dict[str, Any] = {}
-    total = len(temperatures) * sum(map(len, sets.values()))
-    with progress("evaluate", total, shown=bar) as tell:
+    with progress("evaluate", len(temperatures) * len(asked), shown=bar) as tell:
         for temperature in temperatures:
             bucket: Bucket = "greedy" if temperature == 0 else "sampled"
             fit = calibration.fit(bucket, rule)
             rows_of: dict[str, Any] = {}
-            for name, questions_of in sets.items():
-                texts: list[Text] = []
-                for text in judge.texts(questions_of, temperature, rule, seed):
-                    texts.append(text)
-                    tell(advance=1)
+            for name, questions in sets.items():
+                texts = judge.texts(questions, temperature, rule, seed, tell)
                 domain = {"domain": domain_of(files[name])}
                 rows_of[name] = domain | _measured(texts, size, fit, thresholds)
                 tell(note=f"T={temperature:g} {name} tau {rows_of[name]['tau']:.2f}")
@@ -92,7 +81,7 @@ def evaluate(
     report = {
         "target": str(target),
         "drafter": str(drafter),
-        "family": made.config.family,
+        "family": judge.drafter.config.family,
         "block_size": size,
         "fingerprints": {
             "target": fingerprint(target),
@@ -113,7 +102,7 @@ def evaluate(
         "seconds": round(time.monotonic() - begun, 1),
     }
     if out is not None:
-        write_whole(out / "metrics.json", json.dumps(metrics.plain(report), indent=2) + "\n")
+        write_json(out / "metrics.json", metrics.plain(report))
         draw(report, out)
     return report
 

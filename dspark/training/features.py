@@ -33,7 +33,7 @@ from dspark.model.pairing import text_config
 from dspark.model.placement import pick_device, use
 from dspark.model.target import tapped
 from dspark.progress import progress
-from dspark.training.disk import only_writer, write_whole
+from dspark.training.disk import only_writer, write_json
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
 from dspark.training.shape import drafter_config
@@ -149,7 +149,7 @@ def write_cache(
                     file.flush()
                     os.fsync(file.fileno())
                     begun, count = file.tell(), {"written": number + 1}
-                    write_whole(manifest, json.dumps(mine | count, indent=2) + "\n")
+                    write_json(manifest, mine | count)
                 tell(completed=number + 1)
     except OSError as error:  # of a full disk, say, which names no file
         error.filename = error.filename or str(path)

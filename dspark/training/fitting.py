@@ -91,7 +91,9 @@ def fit(target: LoadedTarget, drafter: Drafter, prompts: Sequence[Sequence[int]]
     kept: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     said: dict[int, list[Tensor]] = {shift: [] for shift in shifts}
     for ids in prompts[:PROMPTS]:
-        text = _answer(target.model, ids, size)
+        # prompt and greedy answer [1, T], which does not end at stop tokens
+        total = len(ids) + max(NEW_TOKENS, 2 * size)
+        text = lockstep.generate(target.model, prompts=[ids], total=total)
         anchors = torch.arange(len(ids), text.shape[1] - size)
         seen = _features(target.model, text, taps, shifts)
         for shift in shifts:
@@ -125,12 +127,6 @@ def held_prompts(target: LoadedTarget, count: int) -> list[list[int]]:
 class _Drafted(NamedTuple):
     accepted: Tensor  # [A] slots whose greedy draft is the text's token, up to the first other
     likelihood: Tensor  # [A] log-likelihood of the text's tokens, mean over the block
-
-
-def _answer(model: Any, ids: Sequence[int], room: int) -> Tensor:
-    """Prompt and greedy answer, [1, T]; the answer does not end at stop tokens."""
-    total = len(ids) + max(NEW_TOKENS, 2 * room)
-    return lockstep.generate(model, prompts=[ids], total=total)
 
 
 def _features(

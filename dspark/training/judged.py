@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from dspark.model.calibration import RuleName
-from dspark.model.checkpoint import LoadedTarget
+from dspark.model.checkpoint import LoadedTarget, fingerprint, load_drafter, load_target
 from dspark.model.family import Drafter
 from dspark.training import rounds
-from dspark.training.asked import Prompt, TargetText, answers
+from dspark.training.asked import Prompt, TargetText, answers, questions
 from dspark.training.reliability import Floats, Ints
 from dspark.types import Rule
 
@@ -41,30 +41,59 @@ class Judge:
     drafter: Drafter
     new_tokens: int  # of an answer, at most
     cut: int | None  # entries that q is cut to; None: uncut
-    keep: Path | None = None  # keeps the target's answers for the next drafter, see `kept_for`
+    keep: Path | None = None  # keeps this target's answers for the next drafter
 
     @property
     def size(self) -> int:
         """Slots of a block."""
         return self.drafter.config.block_size
 
+    @property
+    def room(self) -> int:
+        """Tokens after the last anchor: a block and the target's own."""
+        return self.size + 1
+
+    @staticmethod
+    def load(
+        target: Path, drafter: Path, new_tokens: int, cut: int | None, keep: Path | None
+    ) -> Judge:
+        """Loads the pair. `keep` is a folder for the answers of all targets."""
+        made, loaded = load_drafter(drafter, target=target), load_target(target)
+        made.requires_grad_(False).serve()
+        mine = None if keep is None else keep / fingerprint(target)[:16]
+        return Judge(loaded, made, new_tokens, cut, mine)
+
+    def prompts(self, files: Mapping[str, Path], rows: int, seed: int) -> dict[str, list[Prompt]]:
+        """The prompts of every file, at most `rows` of each (0: all), with room for a judged
+        answer behind them."""
+        return {
+            name: questions(
+                path, self.target, room=self.new_tokens + self.room, rows=rows, seed=seed
+            )
+            for name, path in files.items()
+        }
+
     def texts(
-        self, asked: Sequence[Prompt], temperature: float, rule: RuleName, seed: int
-    ) -> Iterator[Text]:
-        """The target's answers, judged one after another. They have room for a block and one token
-        after the last anchor."""
+        self,
+        asked: Sequence[Prompt],
+        temperature: float,
+        rule: RuleName,
+        seed: int,
+        tell: Callable[..., object] = lambda **_: None,
+    ) -> list[Text]:
+        """The target's answers, judged one after another; `tell` advances a progress bar."""
         told, generator = Rule[rule.upper()], torch.Generator().manual_seed(seed + 1)
-        drawn = answers(
+        texts = []
+        for answer in answers(
             self.target,
             asked,
             temperature=temperature,
             rule=told,
             seed=seed,
             new_tokens=self.new_tokens,
-            room=self.size + 1,
+            room=self.room,
             keep=self.keep,
-        )
-        for answer in drawn:
+        ):
             start = len(answer.prompt)
             blocks = rounds.judge(
                 self.drafter,
@@ -75,7 +104,9 @@ class Judge:
                 generator=generator,
                 cut=self.cut,
             )
-            yield Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy())
+            texts.append(Text(answer, blocks.accepted.numpy(), blocks.confidence.double().numpy()))
+            tell(advance=1)
+        return texts
 
 
 class JudgedRounds(NamedTuple):

@@ -20,6 +20,8 @@ from dspark.training.judged import Text, whole_blocks
 from dspark.training.reliability import Floats
 from dspark.training.rounds import Played
 
+DRAWS, RUN = 500, 8
+
 
 def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
     """Figures of rounds of any texts; `size` is the drafter's block size."""
@@ -44,15 +46,13 @@ def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
     }
 
 
-def interval(
-    by_text: Sequence[Sequence[Played]], seed: int = 0, draws: int = 500
-) -> tuple[float, float]:
+def interval(by_text: Sequence[Sequence[Played]]) -> tuple[float, float]:
     """95 % interval of tau, by a bootstrap of texts: rounds of one text are not independent."""
     emitted = np.array([sum(made.emitted for made in rounds) for rounds in by_text])
     counts = np.array([len(rounds) for rounds in by_text])
     if not counts.sum():
         return math.nan, math.nan
-    picked = np.random.default_rng(seed).integers(len(counts), size=(draws, len(counts)))
+    picked = np.random.default_rng(0).integers(len(counts), size=(DRAWS, len(counts)))
     taus = emitted[picked].sum(axis=1) / np.maximum(counts[picked].sum(axis=1), 1)
     low, high = np.quantile(taus, (0.025, 0.975))
     return float(low), float(high)
@@ -88,11 +88,11 @@ def confidence(texts: Sequence[Text], size: int, fit: SlotFit | None) -> dict[st
     return {"rounds": len(accepted), **report}
 
 
-def loops(text: Text, length: int = 8) -> bool:
-    """Whether an answer repeats a run of `length` tokens: repeated text is easy to draft."""
+def loops(text: Text) -> bool:
+    """Whether an answer repeats a run of `RUN` tokens: repeated text is easy to draft."""
     start = len(text.answer.prompt)
     ids = text.answer.ids[0, start : start + text.answer.anchors].tolist()
-    runs = [tuple(ids[n : n + length]) for n in range(len(ids) - length + 1)]
+    runs = [tuple(ids[n : n + RUN]) for n in range(len(ids) - RUN + 1)]
     return len(set(runs)) < len(runs)
 
 

@@ -38,9 +38,9 @@ from dspark.training.disk import (
     content_digest,
     read_rows,
     row_file,
-    write_whole,
+    write_json,
 )
-from dspark.training.settings import RegenerationSettings
+from dspark.training.settings import RegenerationSettings, settled
 from dspark.training.split import conversation_of
 
 # rows in progress or waiting for an earlier one, for each answer that runs at the same time
@@ -209,12 +209,12 @@ def _check_same_run(
     """Checks that `out` is new or was begun with these prompts, settings and target; ConfigError
     otherwise."""
     beside = out.with_name(f"{out.name}.settings.json")
-    ours = {"prompts": content_digest(prompts), "target": info.model, **asking.settings()}
+    ours = {"prompts": content_digest(prompts), "target": info.model, **settled(asking)}
     if not beside.exists():
         if out.stat().st_size:
             raise ConfigError(
                 f"{out}: there already, and {beside.name} does not say how it was made"
             )
-        write_whole(beside, json.dumps(ours, indent=2) + "\n")
+        write_json(beside, ours)
         return
     check_same_run(out, json.loads(beside.read_text(encoding="utf-8")), ours)

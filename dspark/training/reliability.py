@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,21 +93,16 @@ def diagram(panes: Mapping[str, Floats], accepted: Ints, path: Path, *, title: s
     suffix of `path` decides the format."""
     figure, axes = plots.panels(len(panes), (4.4, 4.2))
     for pane, (name, predicted) in zip(axes, panes.items(), strict=True):
-        _one(pane, predicted, accepted)
+        for slot in range(0, predicted.shape[1], 2):
+            bins, label = _bins(predicted[:, slot]), accepted > slot
+            used = [b for b in range(BINS) if (bins == b).sum() >= DOTTED]
+            means = [predicted[bins == b, slot].mean() for b in used]
+            observed = [label[bins == b].mean() for b in used]
+            pane.plot(means, observed, marker=".", label=f"slot {slot + 1}")
+        pane.plot((0, 1), (0, 1), color="grey", linewidth=0.7)
+        pane.set(xlabel="predicted survival", ylabel="observed survival")
         pane.set_title(f"{title} {name}".strip(), fontsize=10)
     plots.write(figure, path)
-
-
-def _one(axes: Any, predicted: Floats, accepted: Ints) -> None:
-    for slot in range(0, predicted.shape[1], 2):
-        bins, label = _bins(predicted[:, slot]), accepted > slot
-        used = [b for b in range(BINS) if (bins == b).sum() >= DOTTED]
-        means = [predicted[bins == b, slot].mean() for b in used]
-        axes.plot(
-            means, [label[bins == b].mean() for b in used], marker=".", label=f"slot {slot + 1}"
-        )
-    axes.plot((0, 1), (0, 1), color="grey", linewidth=0.7)
-    axes.set(xlabel="predicted survival", ylabel="observed survival")
 
 
 def _bins(predicted: Floats) -> Ints:

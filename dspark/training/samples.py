@@ -26,9 +26,9 @@ from dspark.training.disk import (
     save_tensors,
     write_whole,
 )
+from dspark.training.split import are_ids
 
 MAX_LENGTH = 4096
-MOST_IDS = 1 << 31  # ids are int32 in the file
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
 
 
@@ -166,13 +166,10 @@ def encode_rows(
 def _is_turn(turn: object) -> bool:
     """Whether a turn has what a chat reads: role and content as text, and `token_ids` that are ids
     or absent."""
-    if not isinstance(turn, dict) or not all(
-        isinstance(turn.get(name), str) for name in ("role", "content")
-    ):
-        return False
-    ids = [] if turn.get("token_ids") is None else turn["token_ids"]
-    return isinstance(ids, list) and all(
-        type(token) is int and 0 <= token < MOST_IDS for token in ids
+    return (
+        isinstance(turn, dict)
+        and all(isinstance(turn.get(name), str) for name in ("role", "content"))
+        and (turn.get("token_ids") is None or are_ids(turn["token_ids"]))
     )
 
 

@@ -3,8 +3,7 @@ recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dspark.errors import ConfigError
@@ -92,43 +91,6 @@ class Settings:
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup: {self.warmup} is no share from 0 to 1")
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings as JSON, as they are kept beside the state."""
-        return asdict(self) | {"taps": list(self.taps)}
-
-
-# Settings that may change when a run is resumed: none of them changes the loss curve.
-_FREE = {
-    "target",
-    "samples",
-    "keep_tokens",
-    "cache",
-    "out",
-    "start",
-    "log_every",
-    "evaluate_every",
-    "save_every",
-    "save_every_s",
-    "device",
-}
-
-
-def settled(settings: Settings) -> dict[str, Any]:
-    """The settings that the numbers of a run depend on, without files: their content is compared,
-    not their paths.
-
-    A run passes settings with a resolved precision, never `auto`, which depends on the device.
-    """
-    return {name: value for name, value in settings.to_json().items() if name not in _FREE}
-
-
-def from_json(raw: Mapping[str, Any]) -> Settings:
-    """The settings from `to_json`; ConfigError names an unknown key."""
-    known = {one.name for one in fields(Settings)}
-    if unknown := set(raw) - known:
-        raise ConfigError(f"{sorted(unknown)[0]}: no such setting of a training run")
-    return Settings(**{**raw, "taps": tuple(raw.get("taps", ()))})
-
 
 @dataclass(frozen=True, slots=True)
 class RegenerationSettings:
@@ -151,9 +113,34 @@ class RegenerationSettings:
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def settings(self) -> dict[str, float | int]:
-        """The settings that an answer depends on: all but concurrency, deadline and patience."""
-        kept = asdict(self)
-        for name in ("concurrency", "answer_timeout_s", "patience_s"):
-            del kept[name]
-        return kept
+
+# Settings that may change when a run is resumed: none of them changes a loss curve or an answer.
+_FREE = {
+    "target",
+    "samples",
+    "keep_tokens",
+    "cache",
+    "out",
+    "start",
+    "log_every",
+    "evaluate_every",
+    "save_every",
+    "save_every_s",
+    "device",
+    "concurrency",
+    "answer_timeout_s",
+    "patience_s",
+}
+
+
+def settled(settings: Settings | RegenerationSettings) -> dict[str, Any]:
+    """The settings that results depend on, as JSON has them, without files: their content is
+    compared, not their paths.
+
+    A run passes settings with a resolved precision, never `auto`, which depends on the device.
+    """
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(settings).items()
+        if name not in _FREE
+    }

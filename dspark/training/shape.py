@@ -17,6 +17,7 @@ from dspark.model.families import fresh_drafter
 from dspark.model.family import Drafter
 from dspark.model.formats import deepseek_v4
 from dspark.model.formats.vocabulary import DraftVocabulary, read_ids
+from dspark.training.chat import Chat
 from dspark.training.settings import Settings
 
 TAPS = 5
@@ -154,14 +155,9 @@ def mask_token(folder: Path, vocab_size: int) -> int:
     """The token in the slots of a block behind the anchor: the tokenizer's mask token, else the
     first id that no text holds (the vocabulary of most models is padded behind its last token),
     else the last id."""
-    last = vocab_size - 1
-    if not (folder / "tokenizer.json").is_file():
+    last, tokenizer = vocab_size - 1, Chat(folder).tokenizer
+    if tokenizer is None:
         return last
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
     found = tokenizer.mask_token_id
     return min(len(tokenizer) if found is None else int(found), last)
 

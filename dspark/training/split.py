@@ -2,9 +2,9 @@
 held-out part.
 
 A row may hold `conversations` or `messages` (turns with `role`/`content` or `from`/`value`),
-`turns` (the user's texts), `prompt` (one text) or `token_ids` (one prompt as ids, for targets
-without a tokenizer). Answers in a row are kept here and dropped by `regenerate`. Bad rows are
-dropped and counted by reason; a file without a good row is refused.
+`turns` (the user's texts, or lists of ids), `prompt` (one text) or `token_ids` (one prompt as ids,
+for targets without a tokenizer). Answers in a row are kept here and dropped by `regenerate`. Bad
+rows are dropped and counted by reason; a file without a good row is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dspark.training.disk import check_apart, read_rows, write_rows
 
 SEED = 42
 HELD_OUT = 0.05
+MOST_IDS = 1 << 31  # ids are int32 in files of samples
 PARTS = ("train", "calibrate", "evaluate")
 _ROLES = dict.fromkeys(("human", "user"), "user") | dict.fromkeys(
     ("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"
@@ -36,13 +37,15 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     """The user's and assistant's turns of a row, without other roles; the first is the user's.
     ConfigError says what is wrong with it."""
     row = _said(row)
-    if isinstance(row.get("token_ids"), list):
-        row = {"messages": [{"role": "user", "token_ids": row["token_ids"]}]}
     given = row.get("conversations", row.get("messages"))
-    if given is None:
-        given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-        if isinstance(given, list):
-            given = [{"role": "user", "content": turn} for turn in given]
+    asked = row.get("turns", [row["prompt"]] if "prompt" in row else None)
+    if isinstance(row.get("token_ids"), list):
+        given, asked = None, [row["token_ids"]]
+    if given is None and isinstance(asked, list):
+        given = [
+            {"role": "user", "token_ids" if isinstance(turn, list) else "content": turn}
+            for turn in asked
+        ]
     if not isinstance(given, list) or not all(isinstance(turn, dict) for turn in given):
         raise ConfigError("no conversations, messages, turns, prompt or token_ids")
     turns = []
@@ -52,7 +55,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
         if role is None:
             continue
         if role == "user" and "token_ids" in turn:  # a row that was split before
-            if not _are_ids(turn["token_ids"]):
+            if not turn["token_ids"] or not are_ids(turn["token_ids"]):
                 raise ConfigError("token_ids is not a list of ids")
             turns.append({"role": role, "content": "", "token_ids": turn["token_ids"]})
             continue
@@ -69,11 +72,10 @@ def _said(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _are_ids(given: Any) -> bool:
-    return (
-        isinstance(given, list)
-        and bool(given)
-        and all(type(token) is int and token >= 0 for token in given)
+def are_ids(given: Any) -> bool:
+    """Whether it is a list of token ids, or an empty one."""
+    return isinstance(given, list) and all(
+        type(token) is int and 0 <= token < MOST_IDS for token in given
     )
 
 

@@ -8,10 +8,10 @@ denominators are added up over the pieces and workers of a step and divided once
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from dspark.model.weights_file import SINGLE_NAME
 from dspark.progress import progress
 from dspark.training import checkpoint, record
 from dspark.training.batches import numbers_of
-from dspark.training.disk import check_same_run, only_writer, write_whole
+from dspark.training.disk import check_same_run, only_writer, write_json
 from dspark.training.loss import LossSums, figures
 from dspark.training.objective import own_weights
 from dspark.training.optimisers import make_optimisers, set_step
@@ -85,7 +85,7 @@ def _train(run: TrainingRun) -> Path:
             if world.leads and (
                 last or (step + 1) % settings.save_every == 0 or now - saved > settings.save_every_s
             ):
-                state = {"step": step + 1, "seconds": seconds, "settings": run.settings.to_json()}
+                state = {"step": step + 1, "seconds": seconds, "settings": asdict(run.settings)}
                 state["identity"] = run.identity
                 checkpoint.save(out / STATE, run.drafter, optimisers, state)
                 saved = now
@@ -142,5 +142,5 @@ def _row(step: int, seconds: float, shown: Mapping[str, float], held: bool) -> d
 def _finish(run: TrainingRun, out: Path) -> None:
     dtype = torch.bfloat16 if run.settings.precision == "bf16" else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
-    write_whole(out / "settings.json", json.dumps(run.settings.to_json(), indent=2) + "\n")
+    write_json(out / "settings.json", asdict(run.settings))
     record.draw(record.Log(out / LOG), CURVES, out / CURVE)

@@ -48,5 +48,5 @@ def _points(tour: Tour, path: Path) -> list[dict[str, Any]]:
     """The rounds, played at every threshold on the very same texts and drafts."""
     judge = Judge(tour.target, tour.drafter, tour.tokens, cut=64)
     asked = questions(path, tour.target, rows=tour.rows)
-    texts = list(judge.texts(asked, 1.0, "token", seed=0))
+    texts = judge.texts(asked, 1.0, "token", seed=0)
     return metrics.sweep(texts, tour.slots, THRESHOLDS, tour.calibration.fit("sampled", "token"))

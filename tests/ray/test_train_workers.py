@@ -1,6 +1,7 @@
 """Two workers placed by Ray Train train as one does, by the command a user types."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ def test_two_ray_workers_write_the_curve_of_one(golden_target: Path, tmp_path: P
     alone = short_run(samples, golden_target, tmp_path / "alone", steps=3, rate=1e-3)
     both = short_run(samples, golden_target, tmp_path / "both", steps=3, rate=1e-3)
     words = ["drafter", both.samples, "--workers", "2", "--json"]
-    usual = Settings(target="", samples="", out="").to_json()
-    for name, value in both.to_json().items():
+    usual = asdict(Settings(target="", samples="", out=""))
+    for name, value in asdict(both).items():
         if name != "samples" and value != usual[name]:
             words += [f"--{name.replace('_', '-')}", str(value)]
     home = {"DSPARK_HOME": str(tmp_path / "home")}

@@ -203,7 +203,7 @@ def _chat_here(monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> None
 def test_ctrl_c_where_nothing_listens_breaks_nothing_in_the_middle(
     cell: HttpCell, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fitted, tell = chat.fitted, chat._tell
+    fitted, tell = chat.fitted, chat.say
 
     def fit(*asked: Any) -> tuple[int, ...]:
         if place == "before the answer":
@@ -216,7 +216,7 @@ def test_ctrl_c_where_nothing_listens_breaks_nothing_in_the_middle(
         tell(line)
 
     monkeypatch.setattr(chat, "fitted", fit)
-    monkeypatch.setattr(chat, "_tell", told)
+    monkeypatch.setattr(chat, "say", told)
     _chat_here(monkeypatch, f"{FIRST}\n{SECOND}\n", *_words(cell, "--max-tokens", "12"))
     said = capsys.readouterr().err
     assert (said.count("[12 tokens (the most), "), said.count("[interrupted after 0 tokens]")) == (

@@ -1,5 +1,6 @@
 """Several workers, with a process group of their own on loopback, train as one does."""
 
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def test_two_workers_write_the_curve_of_one(
     both = short_run(samples, golden_target, tmp_path / "both", **changes)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     # daemons, which end with this process whatever they do
-    spawn(work, (both.to_json(), tmp_path / "meeting"), nprocs=2, daemon=True)
+    spawn(work, (asdict(both), tmp_path / "meeting"), nprocs=2, daemon=True)
     train_drafter(alone)
     check_curves(alone, both)
 

@@ -16,22 +16,14 @@ MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
 PREFIX = "mtp."
 ENDS = {"embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
 _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
-# of the last stage
 _MOST_STAGES = 16
-MARKOV = "markov_head.markov_w1.weight"
+MARKOV = "markov_head.markov_w1.weight"  # of the last stage
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
 # Fields with the same name in the file.
 _SAME = (
-    *(
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "rms_norm_eps",
-    ),
-    *("rope_theta", "max_position_embeddings", "initializer_range", "dtype"),
-)
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "rms_norm_eps", "rope_theta", "max_position_embeddings", "initializer_range", "dtype",
+)  # fmt: skip
 
 # Field of `StageShape`: its key, how it is read, and its bounds.
 _STAGE: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dspark.cli.main import build_parser, main
-from dspark.cli.train_all import NOTES, _Chain, _identity, _read
+from dspark.cli.train_all import _identity, _read
 from dspark.errors import ConfigError
+from dspark.training.chain_stages import NOTES, Chain
 
 RAN = {"tokens": 2, "tokens_per_second": 1.0, "tokens_per_round": 1.0}
 # what the report reads of each stage; drafts that were never accepted have no ranking
@@ -46,9 +47,9 @@ def _words(prompts: Path, target: Path, options: str = "") -> list[str]:
     return told.split()
 
 
-def _begin(prompts: Path, target: Path, options: str = "") -> _Chain:
+def _begin(prompts: Path, target: Path, options: str = "") -> Chain:
     args = build_parser().parse_args(_words(prompts, target, options))
-    chain = _Chain(Path(args.out), _identity(args, *_read(args)))
+    chain = Chain(Path(args.out), _identity(args, *_read(args)))
     chain.do("nothing", dict)  # what was begun is on the disk from the first stage on
     return chain
 

@@ -16,7 +16,7 @@ from dspark.cli.main import main
 from dspark.errors import ConfigError
 from dspark.model.calibration import RULES, RuleName, load_calibration
 from dspark.model.checkpoint import load_target
-from dspark.training import asked, evaluate, reliability
+from dspark.training import asked, evaluate, judged, reliability
 from dspark.training.asked import questions
 from dspark.training.calibrate import calibrate
 from dspark.training.disk import write_rows
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asked, "answers", pytest.fail)
+    monkeypatch.setattr(judged, "answers", pytest.fail)
     words = evaluated.replace("evaluate", command).split()
     assert main([*words, str(prompts), f"--{key}", f"{prompts}/folder"]) == 1
     assert capsys.readouterr().err == (
@@ -146,7 +146,7 @@ def test_answers_that_are_kept_are_not_drawn_again(
 
     drawn = measured(None)
     read: list[Path] = []
-    monkeypatch.setattr(asked, "fingerprint", lambda folder: read.append(folder) or "f" * 64)
+    monkeypatch.setattr(judged, "fingerprint", lambda folder: read.append(folder) or "f" * 64)
     assert measured(tmp_path / "kept") == drawn
     assert len(read) == 2, "all weights are read once a command"
     drawing = SimpleNamespace(generate=lambda *_, **__: pytest.fail("drawn again"))
@@ -201,6 +201,11 @@ def test_more_may_be_of_greedy_requests_alone(tiny: Any, prompts: Path, tmp_path
 
     (greedy, sampled), (more_greedy, same) = rounds([]), rounds([more])
     assert (more_greedy, same) == (2 * greedy, sampled)
+
+
+def test_a_domain_that_is_null_is_none(tmp_path: Path) -> None:
+    write_rows(tmp_path / "talk.jsonl", [{"turns": ["q"], "domain": None}])
+    assert asked.domain_of(tmp_path / "talk.jsonl") == "talk"
 
 
 def test_two_files_of_one_name_are_refused(tiny: Any, prompts: Path) -> None:

@@ -32,6 +32,7 @@ def parts_of(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
             ["user"],
         ),
         ({"turns": ["one", "two"]}, ["user", "user"]),
+        ({"turns": [[3, 4], "two"]}, ["user", "user"]),
         ({"prompt": "q"}, ["user"]),
         ({"token_ids": [3, 4]}, ["user"]),
         # columns of other rows, as tables export them
