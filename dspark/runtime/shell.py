@@ -72,7 +72,7 @@ class Shell:
         )
         for each in servicers:
             server.add(*each)
-        self.endpoint = server.endpoint(await server.start())
+        self.endpoint = await server.start()
         self._server = server
         if config.metrics_port is not None:
             self._metrics_server = MetricsServer(
