@@ -22,12 +22,12 @@ from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.pacing import read_pace
 from coordinator.reception.service import GENERATION
 from coordinator.reception.tokenizer import load_tokenizer
-from coordinator.requests.validation import parse_rule
+from coordinator.requests.validation import read_defaults
 from coordinator.watching.tracing import Tracing, open_provider
 from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerRole
-from dspark.errors import ConfigError, InvalidRequest
-from dspark.rounds.policy import Policy, parse_policy
+from dspark.errors import ConfigError
+from dspark.rounds.policy import Policy
 from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
@@ -54,7 +54,7 @@ async def start(
     """Starts a coordinator and returns it serving. Waits a bounded time for the configured workers
     to run their first requests; lanes open as workers connect. Raises ConfigError."""
     policy, rule = check(config)
-    shell = Shell("coordinator", config, lambda: config.target or served(cell), config.http)
+    shell = Shell("coordinator", config, lambda: config.target or served(cell))
     tokenizer = await load_tokenizer(config.target, config.target_revision)
     clock, metrics = asyncio.get_running_loop(), shell.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
@@ -135,13 +135,7 @@ def check(config: CoordinatorConfig) -> tuple[Policy, Rule]:
                 raise ConfigError(f"coordinator.{key}: {endpoint!r} needs the port of a worker")
             if places.count(place) > 1:
                 raise ConfigError(f"coordinator.{key}: {endpoint!r} is given twice")
-    try:
-        return (
-            parse_policy(config.policy, field="coordinator.policy"),
-            parse_rule(config.rule, field="coordinator.rule"),
-        )
-    except InvalidRequest as error:
-        raise ConfigError(str(error)) from error
+    return read_defaults("coordinator", config.policy, config.rule)
 
 
 def _static(config: CoordinatorConfig) -> list[Address]:

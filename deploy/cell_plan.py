@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
-from coordinator.config import http_missing
-from coordinator.requests.validation import parse_rule
+from coordinator.config import CoordinatorConfig, http_missing
+from coordinator.requests.validation import read_defaults
 from deploy import ray_environment
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import NO_DRAFTER, ClusterConfig
@@ -19,8 +19,7 @@ from deploy.head import free_ports
 from deploy.service_registry import check_room, config_class, load_settings
 from deploy.topology import POOLS, ProcessRole, Topology, desired, sizes_of, threads_of
 from dspark import shipped
-from dspark.errors import ConfigError, InvalidRequest
-from dspark.rounds.policy import parse_policy
+from dspark.errors import ConfigError
 from dspark.runtime.addresses import (
     EVERYWHERE,
     check_listeners,
@@ -53,7 +52,11 @@ def read_config(
     """Reads the cell's configuration; without a target and a drafter it is for the shipped pair.
     Raises ConfigError."""
     given = load_config(ClusterConfig, section="cluster", file=file, environ=environ, flags=flags)
-    _check_words(given)
+    read_defaults(
+        "cluster",
+        given.policy or CoordinatorConfig.policy,
+        given.rule or CoordinatorConfig.rule,
+    )
     # Processes may run in another folder, so paths that exist here become absolute.
     full: dict[str, Any] = {
         key: str(Path(path).resolve()) for key in FILES if (path := getattr(given, key))
@@ -193,17 +196,6 @@ def _is_here(address: str | None) -> bool:
     except OSError:  # not an address of this machine
         return False
     return True
-
-
-def _check_words(config: ClusterConfig) -> None:
-    """Raises ConfigError for a default policy or rule that cannot be parsed."""
-    try:
-        if config.policy is not None:
-            parse_policy(config.policy, field="cluster.policy")
-        if config.rule is not None:
-            parse_rule(config.rule, field="cluster.rule")
-    except InvalidRequest as error:
-        raise ConfigError(str(error)) from error
 
 
 def _check_tls(config: ClusterConfig) -> None:

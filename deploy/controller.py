@@ -34,7 +34,6 @@ log = structlog.get_logger("deploy.controller")
 TICK_S = 0.5
 MISSES = 2  # refused connections in a row that mean death
 HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
-DRAIN_S = 30.0  # how long a worker that leaves may finish what it has
 END_GRACE_S = 5.0  # for a worker that no sequence needs any more
 
 
@@ -48,14 +47,14 @@ class Controller:
         announcer: ControlAnnouncer,
         *,
         tls: Tls | None = None,
-        drain_s: float = DRAIN_S,
-        autoscale: AutoscaleConfig | None = None,
+        drain_s: float,
+        autoscale: AutoscaleConfig,
     ) -> None:
         self._topology = topology
         self._drain_s = drain_s
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
-        self._scaling = autoscale or AutoscaleConfig()
+        self._scaling = autoscale
         self._autoscaler: Autoscaler | None = None
         self.follow_load(self._scaling.enabled)
         self._looked = float("-inf")

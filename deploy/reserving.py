@@ -203,15 +203,13 @@ def missing(
         )
     asked = needs(replica)
     free = [_free(node, everybody, held, asked) for node in able]
-    if any(
-        all(one.get(kind, 0.0) + CLOSE >= amount for kind, amount in asked.items()) for one in free
-    ):
-        return ""
-    short = [
-        kind
-        for kind, amount in asked.items()
-        if not any(one.get(kind, 0.0) + CLOSE >= amount for one in free)
+    lacks = [
+        {kind for kind, amount in asked.items() if one.get(kind, 0.0) + CLOSE < amount}
+        for one in free
     ]
+    if not all(lacks):
+        return ""
+    short = [kind for kind in asked if all(kind in each for each in lacks)]
     if not short:
         return (
             "no node with "
@@ -221,7 +219,7 @@ def missing(
     return "; ".join(
         f"no node with {shown(kind, asked[kind])} free: "
         f"{_bare(kind, sum(needs(each).get(kind, 0.0) for each in everybody.values()))} wanted, "
-        f"{_bare(kind, sum(node.total.get(kind, 0.0) for node in able))} there"
+        f"{_bare(kind, _total(able, kind))} there"
         for kind in short
     )
 

@@ -4,7 +4,6 @@ nothing behind."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -38,6 +37,7 @@ from dspark.runtime.identity import state_dir, write_token
 from dspark.runtime.process import usable_of
 from dspark.runtime.security import Security
 from dspark.targets import folder_of, is_imported
+from dspark.whole_file import locked
 
 ENDED = "`dspark down` ended the cell while it started"
 
@@ -47,12 +47,8 @@ def _alone() -> Iterator[None]:
     """Lock against a second `dspark up`, whose state file would hide the first one's cell."""
     descriptor = os.open(state_dir(), os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DsparkError(
-                f"another `dspark up` is starting a cluster here ({state_dir()})"
-            ) from None
+        if not locked(descriptor):
+            raise DsparkError(f"another `dspark up` is starting a cluster here ({state_dir()})")
         yield
     finally:
         os.close(descriptor)
@@ -231,8 +227,7 @@ def _check_processes(topology: Topology, most: Mapping[ProcessRole, int]) -> Non
         config = config_class(role)(**topology.templates[role].settings)
         if config.cpus:
             usable_of(config.cpus, f"{role}.cpus")
-        addresses = Security.of(config).addresses(role, config, getattr(config, "http", None))
-        wanted += addresses * most[role]
+        wanted += Security.of(config).addresses(role, config) * most[role]
     check_listeners(wanted)
 
 

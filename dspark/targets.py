@@ -7,7 +7,6 @@ Processes that want the same target at the same time wait for the first one.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.errors import CheckpointError, ConfigError
+from dspark.whole_file import locked
 
 LONGEST_S = 900.0  # limit of fetching and importing one target
 _POLL_S = 0.1
@@ -162,21 +162,13 @@ def _alone(folder: Path, deadline: float) -> Iterator[int]:
     except OSError as error:
         raise CheckpointError(_no_cache(path.parent, error.strerror)) from error
     with held:
-        while not _locked(held.fileno()):
+        while not locked(held.fileno()):
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     f"{path}: another process has been importing for {LONGEST_S:.0f} s"
                 )
             time.sleep(_POLL_S)
         yield held.fileno()
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,9 @@
-"""Atomic file writes: a reader finds the complete new file or the one before it."""
+"""Atomic file writes: a reader finds the complete new file or the one before it; and locks."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -42,6 +43,16 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
         shutil.rmtree(folder, ignore_errors=True)
     if lasts:
         flush_to_disk(path.parent)
+
+
+def locked(descriptor: int) -> bool:
+    """Takes the lock of an open file or folder, until it is closed; False where another process has
+    it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def remove_partial(path: Path) -> None:

@@ -195,30 +195,20 @@ def _addresses(workers: Sequence[control_pb2.WorkerEndpoint]) -> list[Address]:
     """Of announced workers; one process would get two lanes if it were announced twice."""
     found = dict[tuple[str, int], Address]()
     for index, worker in enumerate(workers):
-        at = (worker.endpoint, worker.incarnation)
+        at, shown = (worker.endpoint, worker.incarnation), repr(worker.endpoint[:80])
         if at in found:
-            raise InvalidRequest(
-                f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is announced twice"
-            )
-        found[at] = _address(index, worker)
+            raise InvalidRequest(f"workers[{index}].endpoint", f"{shown} is announced twice")
+        role = _ROLES.get(worker.role)
+        if role is None:
+            raise InvalidRequest(f"workers[{index}].role", "must be a verifier or a drafter")
+        try:
+            port = split_endpoint(worker.endpoint)[1]
+        except ConfigError:
+            port = 0
+        if not port:
+            raise InvalidRequest(f"workers[{index}].endpoint", f"{shown} is not host:port")
+        found[at] = Address(role, *at, worker.name or f"{role.value}/{index}")
     return [*found.values()]
-
-
-def _address(index: int, worker: control_pb2.WorkerEndpoint) -> Address:
-    role = _ROLES.get(worker.role)
-    if role is None:
-        raise InvalidRequest(f"workers[{index}].role", "must be a verifier or a drafter")
-    try:
-        port = split_endpoint(worker.endpoint)[1]
-    except ConfigError:
-        port = 0
-    if not port:
-        raise InvalidRequest(
-            f"workers[{index}].endpoint", f"{worker.endpoint[:80]!r} is not host:port"
-        )
-    return Address(
-        role, worker.endpoint, worker.incarnation, worker.name or f"{role.value}/{index}"
-    )
 
 
 def _cost(curve: CostCurve | None) -> types_pb2.CostCurve | None:

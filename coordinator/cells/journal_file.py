@@ -13,7 +13,6 @@ a time. See ADR 23.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 import threading
@@ -24,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from dspark.errors import ConfigError
-from dspark.whole_file import placed, remove_partial
+from dspark.whole_file import locked, placed, remove_partial
 
 log = structlog.get_logger("dspark.journal")
 
@@ -45,13 +44,12 @@ class JournalFile:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            free = locked(self._lock)
         except OSError as error:
             raise ConfigError(f"coordinator.journal: {folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not free:
             os.close(self._lock)
-            raise ConfigError(f"coordinator.journal: another coordinator writes {folder}") from None
+            raise ConfigError(f"coordinator.journal: another coordinator writes {folder}")
         self._ending = threading.Event()
         self._syncing = threading.Thread(
             target=self._sync_now_and_then, args=(sync_s,), name="journal", daemon=True

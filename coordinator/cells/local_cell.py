@@ -123,33 +123,36 @@ class LocalCell:
         """Submits a state per answer, with one sink for all; for a resumed request, a state per
         answer that is not complete."""
         order = replace(order, request=owned(order.request))
-        request = order.request
-        known: list[Said] | None = None
-        if order.message.HasField("resume"):
+        request, resumed = order.request, order.message.HasField("resume")
+        known = [Said() for _ in range(request.choices)]
+        if resumed:
             request, known = look_up(order, self.journal)
             if all(said.end is not None for said in known):  # nothing is left to do
                 tell_again(sink, known)
                 sink.close()
                 return LocalHandle(self.admission, {})
             self.admission.check_open()  # before its earlier reader is cut off
-        if known is None or not self._take_over(request.id):
+        if not resumed or not self._take_over(request.id):
             self.admission.check(request)
         kept = None
         if self.journal is not None:
             kept = Journaled(self.journal, self.journal.open(request, known), sink)
-        shown = {index for index, said in enumerate(known or ()) if said.tokens or said.end}
+        shown = {index for index, said in enumerate(known) if said.tokens or said.end}
         states = {
-            choice: self._state(
-                request, choice, order.arrived, sink, kept, known[choice] if known else None
-            )
-            for choice in range(request.choices)
-            if known is None or known[choice].end is None
+            choice: self._state(request, choice, order.arrived, kept or sink, said)
+            for choice, said in enumerate(known)
+            if said.end is None
         }
-        for state in states.values():
+        for choice, state in states.items():
             state.shown, state.begun = shown, bool(shown)
+            if resumed:
+                state.sequence.epoch = known[choice].epoch + 1
+                state.why_prefilled, state.target = "resumed", known[choice].target
+            if kept is not None:
+                state.note_epoch = partial(kept.note_epoch, choice)
         # nothing is committed before this turn of the loop is over
         self.admission.submit(*states.values())
-        if known is not None:
+        if resumed:
             tell_again(sink, known)
         return LocalHandle(self.admission, states, kept)
 
@@ -165,27 +168,16 @@ class LocalCell:
         return [name for name in request_ids if self.admission.abort(name)]
 
     def _state(
-        self,
-        request: Request,
-        choice: int,
-        arrived: float,
-        sink: OutputSink,
-        kept: Journaled | None,
-        said: Said | None,
+        self, request: Request, choice: int, arrived: float, sink: OutputSink, said: Said
     ) -> RequestState:
         if choice:
             request = replace(request, params=replace(request.params, choice=choice))
         answer = Answer(
             request.prompt,
-            resumed=said.tokens if said is not None else (),
+            resumed=said.tokens,
             max_tokens=request.max_tokens,
             stop_ids=request.stop_ids,
             index=choice,
         )
-        life = Life(next(self._numbers), epoch=said.epoch + 1 if said is not None else 0)
-        state = RequestState(request, life, answer, RequestStats(arrived), kept or sink)
-        if said is not None:
-            state.why_prefilled, state.target = "resumed", said.target
-        if kept is not None:
-            state.note_epoch = partial(kept.note_epoch, choice)
-        return state
+        life = Life(next(self._numbers))
+        return RequestState(request, life, answer, RequestStats(arrived), sink)

@@ -108,11 +108,6 @@ class ClientsProcess(ShellProcess, Generic[C]):
         await http.start()
         self._http, self.http_url = http, http.url
 
-    async def abandon(self) -> None:
-        """Closes what was opened by a process that cannot start."""
-        await self._close(0.0)
-        await self.shell.abandon()
-
     def _leave(self, grace_s: float) -> None:
         self.cell.draining = True
 

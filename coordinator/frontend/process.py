@@ -26,7 +26,7 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     """Starts a front end. It listens at once, and reports SERVING whenever a coordinator with ready
     workers is attached."""
     check(config)
-    shell = Shell("frontend", config, lambda: config.target or served(cell), config.http)
+    shell = Shell("frontend", config, lambda: config.target or served(cell))
     tokenizer = await load_tokenizer(config.target, config.target_revision)
     hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
 

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from coordinator.http.api import Api
 from coordinator.http.connection import HEAD_S, Connection
 from coordinator.http.errors import error_response
-from dspark.errors import ConfigError, Overloaded
-from dspark.runtime.addresses import join_endpoint, split_endpoint
+from dspark.errors import Overloaded
+from dspark.runtime.addresses import join_endpoint, listening, split_endpoint
 
 log = structlog.get_logger("dspark.http")
 
@@ -181,15 +181,9 @@ def _readable(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 def _listen(bind: str) -> socket.socket:
     host, port = split_endpoint(bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with listening("http", host, port):
+        found = socket.create_server((host, port), family=family, dualstack_ipv6=":" in host)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Linux: also ends closed connections whose peer does not read what was sent
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_S))
-    try:
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise ConfigError(f"http: cannot listen on {bind}: {error}") from error
-    found.setblocking(False)
     return found

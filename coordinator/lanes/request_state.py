@@ -72,10 +72,10 @@ class UnlistedLifeEvent(RuntimeError):
 class SequenceLife:
     """State, epoch and number of one sequence."""
 
-    def __init__(self, number: int, *, epoch: int = 0) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number  # never used twice by one coordinator
         self.state = LifeState.WAITING
-        self.epoch = epoch  # above 0 if resumed: lower ones were drawn under already
+        self.epoch = 0  # above if resumed: lower ones were drawn under already
 
     def apply(self, event: LifeEvent) -> None:
         """Moves to the next state, and to the next epoch if handed back. Raises

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.requests.request import Request
-from dspark.errors import ContextExceeded, InvalidRequest, PeerError
+from dspark.errors import ConfigError, ContextExceeded, InvalidRequest, PeerError
 from dspark.rounds.policy import Policy, parse_policy
 from dspark.types import (
     MAX_BIAS,
@@ -60,6 +60,17 @@ def parse_rule(text: str, *, field: str = "rule") -> Rule:
         raise InvalidRequest(
             field, f"{text!r} is none of {', '.join(rule.name.lower() for rule in Rule)}"
         ) from None
+
+
+def read_defaults(section: str, policy: str, rule: str) -> tuple[Policy, Rule]:
+    """The policy and the rule that a section of the configuration names. Raises ConfigError."""
+    try:
+        return (
+            parse_policy(policy, field=f"{section}.policy"),
+            parse_rule(rule, field=f"{section}.rule"),
+        )
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
 
 
 MAX_ID = 128

@@ -189,13 +189,15 @@ class Membership:
                 # under another name, and its room would count twice
                 return f"the same process as {other.address.name} at {other.address.endpoint}"
         if isinstance(said, verify_pb2.VerifierDescription):
-            return await self._verifier_came(worker, verifier_facts(name, endpoint, said), channel)
-        return await self._drafter_came(worker, drafter_facts(name, endpoint, said), channel)
+            verifier = verifier_facts(name, endpoint, said)
+            return senseless(verifier) or await self._verifier_came(worker, verifier, channel)
+        drafter = drafter_facts(name, endpoint, said)
+        return senseless(drafter) or await self._drafter_came(worker, drafter, channel)
 
     async def _verifier_came(
         self, worker: WorkerConnection, facts: VerifierFacts, channel: grpc.aio.Channel
     ) -> str | None:
-        if (problem := senseless(facts) or self._unlike(facts)) is not None:
+        if (problem := self._unlike(facts)) is not None:
             return problem
 
         def lost(why: str) -> None:
@@ -234,8 +236,6 @@ class Membership:
     async def _drafter_came(
         self, worker: WorkerConnection, facts: DrafterFacts, channel: grpc.aio.Channel
     ) -> str | None:
-        if (problem := senseless(facts)) is not None:
-            return problem
         problems = [drafter_mismatch(verifier, facts) for verifier in self.verifiers]
         if problems and all(problems):
             return problems[0]

@@ -43,6 +43,10 @@ class WorkerRole(enum.Enum):
     DRAFT = "draft"
 
 
+_STUBS: dict[WorkerRole, Any] = {
+    WorkerRole.VERIFY: verify_pb2_grpc.VerifyStub,
+    WorkerRole.DRAFT: draft_pb2_grpc.DraftStub,
+}
 _SAID = {WorkerRole.VERIFY: "verifier", WorkerRole.DRAFT: "drafter"}
 
 
@@ -119,12 +123,7 @@ class WorkerConnection:
     async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
         """Requests the worker's description; raises grpc.aio.AioRpcError. wait: for a connection,
         where there is none; else the error says why there is none."""
-        stub: Any = (
-            verify_pb2_grpc.VerifyStub(self._channel)  # type: ignore[no-untyped-call]
-            if self.address.role is WorkerRole.VERIFY
-            else draft_pb2_grpc.DraftStub(self._channel)  # type: ignore[no-untyped-call]
-        )
-        said: Description = await stub.Describe(
+        said: Description = await _STUBS[self.address.role](self._channel).Describe(
             types_pb2.DescribeRequest(),
             timeout=timeout_s,
             wait_for_ready=wait,

@@ -3,12 +3,13 @@ process are tried before it loads anything."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dspark.errors import ConfigError
 
@@ -68,11 +69,11 @@ def check_listeners(wanted: Iterable[tuple[str, str]]) -> None:
             other = taken[host, port] if taken[host, port] != key else "another process"
             raise ConfigError(f"{key}: {endpoint} is what {other} asks for, too")
         taken[host, port] = key
-        _try(key, endpoint, host, port)
+        _try(key, host, port)
 
 
-def _try(key: str, endpoint: str, host: str, port: int) -> None:
-    try:
+def _try(key: str, host: str, port: int) -> None:
+    with listening(key, host, port):
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -80,8 +81,17 @@ def _try(key: str, endpoint: str, host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)  # with SO_REUSEADDR two may be bound where neither listens
+
+
+@contextlib.contextmanager
+def listening(key: str, host: str, port: int) -> Iterator[None]:
+    """Context: what keeps its block from listening there raises ConfigError naming the setting."""
+    try:
+        yield
     except UnicodeError as error:
         raise ConfigError(f"{key}: {host!r} is no name of a host") from error
     except OSError as error:
         why = _WHY.get(error.errno or 0, error.strerror or os.strerror(error.errno or 0))
-        raise ConfigError(f"{key}: cannot listen on {endpoint}: {why.format(port=port)}") from error
+        raise ConfigError(
+            f"{key}: cannot listen on {join_endpoint(host, port)}: {why.format(port=port)}"
+        ) from error

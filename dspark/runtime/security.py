@@ -220,22 +220,21 @@ class Security:
         wide = self.insecure or self.access.monitor is not None or self.access.certificates
         return host if wide or is_loopback(host) else "127.0.0.1"
 
-    def addresses(
-        self, section: str, config: ListenConfig, http: str | None = None
-    ) -> list[tuple[str, str]]:
+    def addresses(self, section: str, config: ListenConfig) -> list[tuple[str, str]]:
         """(setting, host:port) of every listener of a process with this configuration."""
         port = config.metrics_port
         host = self.metrics_host(config.bind)
         page = None if port is None else join_endpoint(host, port)
         rounds: int | None = getattr(config, "rounds_port", None)  # of drafters
         own = None if rounds is None else join_endpoint(split_endpoint(config.bind)[0], rounds)
+        http: str | None = getattr(config, "http", None)  # of those that clients call
         wanted = {"bind": config.bind, "metrics_port": page, "rounds_port": own, "http": http}
         return [(f"{section}.{key}", endpoint) for key, endpoint in wanted.items() if endpoint]
 
-    def check_addresses(self, section: str, config: ListenConfig, http: str | None = None) -> None:
+    def check_addresses(self, section: str, config: ListenConfig) -> None:
         """Raises ConfigError, by setting, for an address of a process with this configuration
         that strangers could reach without credentials, or that cannot be had."""
-        wanted = self.addresses(section, config, http)
+        wanted = self.addresses(section, config)
         for key, endpoint in wanted:
             self.check_bind(endpoint, key)
         check_listeners(wanted)

@@ -173,18 +173,14 @@ class GrpcServer:
             {f"/{name}/{method}": read for method, read in (readers or {}).items()}
         )
 
-    async def start(self) -> int:
-        """Listens, not yet SERVING; returns the port."""
+    async def start(self) -> str:
+        """Listens, not yet SERVING; returns the host:port under which others reach it."""
         reflection.enable_server_reflection(
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
         await self.set_serving(False)
         port = listen(self._server, self._bind, self._security, "bind")
         await self._server.start()
-        return port
-
-    def endpoint(self, port: int) -> str:
-        """host:port under which others reach this server."""
         return join_endpoint(split_endpoint(self._bind)[0], port)
 
     async def set_serving(self, serving: bool, *names: str) -> None:

@@ -39,19 +39,13 @@ class Servicer(NamedTuple):
 
 class Shell:
     """Identity, metrics and listeners of one process. role: section of the configuration. model:
-    returns the served model, if known. http: address of another listener that the process will
-    open. Raises ConfigError for an address that is not free, or open to strangers."""
+    returns the served model, if known. Raises ConfigError for an address that is not free, or open
+    to strangers."""
 
-    def __init__(
-        self,
-        role: str,
-        config: ListenConfig,
-        model: Callable[[], str | None],
-        http: str | None = None,
-    ) -> None:
+    def __init__(self, role: str, config: ListenConfig, model: Callable[[], str | None]) -> None:
         self._config, self._model = config, ""
         self.security = Security.of(config)
-        self.security.check_addresses(role, config, http)
+        self.security.check_addresses(role, config)
 
         def known() -> str:
             # one that was known once stays, so that no time series breaks off
@@ -78,7 +72,7 @@ class Shell:
         )
         for each in servicers:
             server.add(*each)
-        self.endpoint = server.endpoint(await server.start())
+        self.endpoint = await server.start()
         self._server = server
         if config.metrics_port is not None:
             self._metrics_server = MetricsServer(
@@ -87,7 +81,7 @@ class Shell:
             self.metrics_port = self._metrics_server.server_port
 
     async def abandon(self) -> None:
-        """Closes what was opened by a process that cannot start."""
+        """Closes what is open, at once."""
         if self._server is not None:
             await self._server.drain(0.0)
         self.close()
@@ -96,7 +90,6 @@ class Shell:
         """Closes `/metrics`, after the last message of the process."""
         if self._metrics_server is not None:
             self._metrics_server.close()
-            self._metrics_server = None
 
 
 class ShellProcess(ABC):
@@ -131,6 +124,11 @@ class ShellProcess(ABC):
         await self.shell.server.drain(min(grace_s, self.last_s))
         await self._close(grace_s)
         self.shell.close()
+
+    async def abandon(self) -> None:
+        """Closes what was opened by a process that cannot start."""
+        await self._close(0.0)
+        await self.shell.abandon()
 
     @abstractmethod
     def _leave(self, grace_s: float) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from dspark.errors import ConfigError
-from dspark.runtime.addresses import join_endpoint
+from dspark.runtime.addresses import listening
 
 READERS = 16  # connections at one time; more are closed unanswered
 PATIENCE_S = 10.0  # for a whole connection: handshake, request and answer
@@ -39,12 +38,8 @@ class ThreadedHttp(ThreadingHTTPServer):
         self._context, self._ended = context, ended
         self._room = threading.BoundedSemaphore(READERS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
+        with listening(key, *address):
             super().__init__(address, page)
-        except OSError as error:
-            raise ConfigError(
-                f"{key}: cannot listen on {join_endpoint(*address)}: {error.strerror}"
-            ) from error
         threading.Thread(target=self.serve_forever, name=key, daemon=True).start()
 
     def close(self) -> None:

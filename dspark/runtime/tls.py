@@ -80,9 +80,9 @@ class Tls:
         """Credentials for channels to TLS servers, from the files as they are now."""
         self.check()
         return grpc.ssl_channel_credentials(
-            root_certificates=_read("tls_ca", self.ca) if self.ca else None,
-            private_key=_read("tls_key", self.key) if self.key else None,
-            certificate_chain=_read("tls_cert", self.cert) if self.cert else None,
+            root_certificates=_read("tls_ca", self.ca),
+            private_key=_read("tls_key", self.key),
+            certificate_chain=_read("tls_cert", self.cert),
         )
 
     def server_credentials(self, *, ask_peers: bool) -> grpc.ServerCredentials:
@@ -90,10 +90,8 @@ class Tls:
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             self.check(server=True)
-            assert self.cert is not None
-            assert self.key is not None
             pair = (_read("tls_key", self.key), _read("tls_cert", self.cert))
-            believed = _read("tls_ca", self.ca) if ask_peers and self.ca else None
+            believed = _read("tls_ca", self.ca) if ask_peers else None
             return grpc.ssl_server_certificate_configuration([pair], root_certificates=believed)
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -141,8 +139,7 @@ class Tls:
         if server and not self.cert:
             raise ConfigError("tls_cert, tls_key: a listener cannot do TLS without them")
         for key, path in (("tls_cert", self.cert), ("tls_key", self.key), ("tls_ca", self.ca)):
-            if path:
-                _read(key, path)
+            _read(key, path)
         probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca:
             try:
@@ -253,7 +250,7 @@ class OfFiles(Generic[T]):
 def _check_first(key: str, path: str) -> None:
     """Raises ConfigError for a file whose first certificate, the one that is shown, gRPC does not
     take, or is out of date: every handshake would fail."""
-    found = _PEM.search(_read(key, path))
+    found = _PEM.search(_read(key, path) or b"")
     if found is None or found[1] == b"TRUSTED ":
         raise ConfigError(f"{key}: {path} begins with no plain certificate (BEGIN CERTIFICATE)")
     content = base64.decodebytes(found[2])
@@ -268,8 +265,8 @@ def _check_first(key: str, path: str) -> None:
         raise ConfigError(f"{key}: {path} holds from {begins} to {ends}, and not now")
 
 
-def _read(key: str, path: str) -> bytes:
+def _read(key: str, path: str | None) -> bytes | None:
     try:
-        return Path(path).read_bytes()
+        return Path(path).read_bytes() if path else None
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error

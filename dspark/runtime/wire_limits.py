@@ -131,19 +131,16 @@ def _trimmed(
             kept = [(number, piece) for number, piece in kept if number != part.number]
             why = InvalidRequest(name, f"more than {bounds.most} parts")
             break
-        whole = data[part.begin : part.end]
+        piece: memoryview | bytes = data[part.begin : part.end]
         if inner is not None:
             its, problem = _trimmed(data[part.value : part.end], inner)
             if problem is not None:
                 head = bytes(data[part.begin : part.length]) + _written(sum(map(len, its)))
-                kept.append((part.number, b"".join((head, *its))))
-                why = problem
-            else:
-                kept.append((part.number, whole))
+                piece, why = b"".join((head, *its)), problem
         elif part.size > most:
             why = InvalidRequest(name, f"{part.size} bytes, at most {most} are allowed")
-        else:
-            kept.append((part.number, whole))
+            continue
+        kept.append((part.number, piece))
     return [piece for _, piece in kept], why
 
 

@@ -118,20 +118,16 @@ class Worker(ShellProcess, Generic[E]):
     """
 
     last_s = 0.2
-    services: Services  # set before it serves
+    # set before it serves
+    engine: E
+    cost: Curve | None
+    services = Services(())
 
     def __init__(
-        self,
-        role: str,
-        engine: E,
-        device: DeviceWorker,
-        shell: Shell,
-        cost: Curve | None,
-        passes: DeviceWorker | None,
+        self, role: str, device: DeviceWorker, shell: Shell, passes: DeviceWorker | None
     ) -> None:
         super().__init__(shell)
-        self.role, self.engine, self.device = role, engine, device
-        self.cost, self.passes = cost, passes
+        self.role, self.device, self.passes = role, device, passes
         self.draining = Farewell()
 
     @property
@@ -201,24 +197,19 @@ async def start_worker(
     keep_freed_memory()
     wait_briefly()
     shell = Shell(role, config, lambda: model or config.engine)
-    device = DeviceWorker(name)
     computes = DeviceWorker(f"{name}-passes") if passes else None
-    threads, made = [each for each in (computes, device) if each is not None], None
+    worker = Worker[E](role, DeviceWorker(name), shell, computes)
     try:
-        engine, cost = await (computes or device).run(load)
-        worker = Worker(role, engine, device, shell, cost, computes)
-        worker.services = made = services(worker)
+        engine, worker.cost = await worker.threads[0].run(load)
+        worker.engine = engine
+        worker.services = services(worker)
         shell.metrics.pages_total.set(engine.held.pages_total)
-        await shell.listen(made.servicers)
+        await shell.listen(worker.services.servicers)
         await shell.server.set_serving(True)
-        for each in threads:
+        for each in worker.threads:
             each.on_health = shell.server.say_serving
     except BaseException:
-        if made is not None:
-            await made.close()
-        for each in threads:
-            each.close()
-        await shell.abandon()
+        await worker.abandon()
         raise
     log.info(
         f"{role}.serving",

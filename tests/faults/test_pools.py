@@ -58,7 +58,11 @@ async def supervised(
 ) -> AsyncIterator[Controller]:
     topology = desired(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=1), {})
     controller = Controller(
-        topology, CellFleet(cell), ControlAnnouncer(None), drain_s=5.0, autoscale=autoscale
+        topology,
+        CellFleet(cell),
+        ControlAnnouncer(None),
+        drain_s=5.0,
+        autoscale=autoscale or AutoscaleConfig(),
     )
     watching = asyncio.create_task(controller.run())
     try:

@@ -111,7 +111,7 @@ async def server() -> AsyncIterator[GrpcServer]:
 
 @pytest.fixture
 async def endpoint(server: GrpcServer) -> str:
-    return server.endpoint(await server.start())
+    return await server.start()
 
 
 @pytest.mark.parametrize("kind", KINDS)

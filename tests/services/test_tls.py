@@ -71,7 +71,7 @@ async def _health(endpoint: str, tls: Tls | None) -> grpc.StatusCode | None:
 async def _serving(authority: Authority, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
     config = ListenConfig(bind=bind, **authority.settings())
     server = GrpcServer(bind=config.bind, security=Security.of(config))
-    yield server.endpoint(await server.start())
+    yield await server.start()
     await server.drain(0)
 
 

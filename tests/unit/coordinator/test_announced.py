@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.cells.control import _address, _addresses
+from coordinator.cells.control import _addresses
 from coordinator.workers.worker import WorkerRole
 from dspark.errors import InvalidRequest
 from dspark.wire.v1 import control_pb2
@@ -30,16 +30,16 @@ def told(
 )
 def test_an_endpoint_that_nobody_could_connect_to_is_refused_by_field(endpoint: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        _address(3, told(endpoint))
-    assert refused.value.field == "workers[3].endpoint"
+        _addresses([told("host:1"), told(endpoint)])
+    assert refused.value.field == "workers[1].endpoint"
     assert len(str(refused.value)) < 200
 
 
 def test_a_coordinator_is_no_worker_and_a_worker_without_a_name_is_numbered() -> None:
     with pytest.raises(InvalidRequest, match=r"workers\[1\]\.role"):
-        _address(1, told("host:1", control_pb2.ROLE_COORDINATOR))
-    address = _address(2, told("[::1]:65535"))
-    assert (address.role, address.name) == (WorkerRole.DRAFT, "draft/2")
+        _addresses([told("host:1"), told("host:2", control_pb2.ROLE_COORDINATOR)])
+    _, address = _addresses([told("host:1"), told("[::1]:65535")])
+    assert (address.role, address.name) == (WorkerRole.DRAFT, "draft/1")
 
 
 def test_a_process_that_is_announced_twice_is_refused_by_field() -> None:

@@ -106,7 +106,7 @@ class Cell:
         self,
         config: ClusterConfig,
         settings: dict[ProcessRole, dict[str, str]],
-        autoscale: AutoscaleConfig | None,
+        autoscale: AutoscaleConfig,
     ) -> None:
         self.fleet, self.listener = HealthFleet(), Listener()
         self.controller = Controller(

@@ -35,7 +35,7 @@ async def make(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
         **keys: Any,
     ) -> Cell:
         config = ClusterConfig(**{"target": "t", "drafter": "d", "drafters": 0, **keys})
-        made.append(Cell(config, settings or {}, autoscale))
+        made.append(Cell(config, settings or {}, autoscale or AutoscaleConfig()))
         return made[-1]
 
     yield make
@@ -266,7 +266,6 @@ async def test_certificates_that_cannot_be_read_leave_nobody_unwatched(
 async def test_a_worker_that_is_needed_too_long_is_taken_from_the_set_before_it_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "DRAIN_S", 1e9)
     cell = make(verifiers=2, drain_s=0.2)
     cell.listener.needed = {"verify/1"}
     seen_at_end: list[bool] = []
