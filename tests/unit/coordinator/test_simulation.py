@@ -226,7 +226,7 @@ def test_the_command_prints_a_table_and_json_and_draws(
     assert main([*words, "--json"]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["concurrency"] for point in points] == [1, 2]
-    assert main([*words, "--plot", str(tmp_path / "plot.txt")]) == 1
+    assert main([*words, "--plot", str(tmp_path / "plot.txt")]) == 2
     assert "plot" in capsys.readouterr().err
 
 
