@@ -103,8 +103,10 @@ def _end_unreadable() -> None:
 
 
 def own(leader: int, cell_id: str) -> int:
-    """The leader's process id if it is still the cell's, else 0: the system reuses ids."""
-    return leader if not has_marks() or leader in marked(cell_id) else 0
+    """The leader's process id if it is still the cell's, else 0: the system reuses ids. Without
+    marks, whoever runs under it counts as the cell's."""
+    its = leader in marked(cell_id) if has_marks() else is_alive(leader)
+    return leader if its else 0
 
 
 def operating(cell: Cell) -> Client:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,16 @@ def test_of_two_that_start_at_one_time_one_is_refused() -> None:
             fails()
 
 
-def test_a_cluster_whose_process_id_is_another_process_by_now_is_not_up() -> None:
-    """As after the machine has started anew."""
-    write_cell(replace(CELL, ray_pid=os.getpid()))
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_cluster_whose_process_has_ended_is_not_up(
+    marks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one whose id another process has by now, as after the machine has started anew; where
+    processes have no marks it has to be free."""
+    monkeypatch.setattr("deploy.down.has_marks", lambda: marks)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    write_cell(replace(CELL, ray_pid=os.getpid() if marks else ended.pid))
     said: list[str] = []
     with pytest.raises(ConfigError, match=r"cluster\.bind"):
         bring_up(ClusterConfig(bind="192.0.2.1"), file=None, environ={}, say=said.append)
