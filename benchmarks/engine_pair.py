@@ -18,7 +18,7 @@ from dspark.wire.v1 import types_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.engine import VerifyEngine
-from verify_service.judging import Sampler, judge_each
+from verify_service.sampler import Sampler, judge_each
 from verify_service.sequences import VerifyItem
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -21,7 +21,7 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.synthetic.oracle import KeyPurpose, keyed, mix_one, uniform
 from dspark.types import Refusal
 from verify_service.engine import VerifyEngine
-from verify_service.judging import Decided, judge_each
+from verify_service.sampler import Decided, judge_each
 
 SLOTS = 7  # of a full block
 

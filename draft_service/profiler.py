@@ -19,7 +19,7 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (128, 1024)
 BUDGET_S = 2.0
 MOST_SWEEPS = 15
-_LAW = SamplingParams(temperature=0.0)
+_GREEDY = SamplingParams(temperature=0.0)
 
 
 def cost_curve(engine: DraftEngine) -> Curve | None:
@@ -40,7 +40,9 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
     for at, context in enumerate(contexts):
         opened = _open(engine, counts[-1], context, share / 2)
         sizes = [count for count in counts if count <= opened]
-        items = [DraftItem(Cursor(n, 1, 1, context + 1), 0, context, _LAW) for n in range(opened)]
+        items = [
+            DraftItem(Cursor(n, 1, 1, context + 1), 0, context, _GREEDY) for n in range(opened)
+        ]
         for sweep in range(MOST_SWEEPS + 1):
             for count in sizes:
                 seconds = _step(engine, items[:count])

@@ -34,8 +34,8 @@ def difference(needed: str, given: str) -> str:
     mine, theirs = Fingerprint.parse(needed), Fingerprint.parse(given)
     if mine is None or theirs is None or mine[:2] == theirs[:2]:
         short = [
-            tie.digest if tie is not None else text
-            for tie, text in ((mine, needed), (theirs, given))
+            known.digest if known is not None else text
+            for known, text in ((mine, needed), (theirs, given))
         ]
         return (
             f"needs the context projection {short[0][:16]}, not {short[1][:16]}: both must "

@@ -45,7 +45,7 @@ def run_all(engine: Any) -> None:
     """All that is in line, by itself."""
     while engine.prefill_next():
         pass
-    assert not any(state.broken for state in engine._holdings.states.values())
+    assert not any(state.broken for state in engine._kv_cache.states.values())
 
 
 def take_in(engine: Any, sequence: int, prompt: list[int], **more: Any) -> int:

@@ -1,7 +1,7 @@
 """Types shared by the services, an engine and the runner of its batches. No torch.
 
 The thread that owns sequences and KV blocks prepares and commits a batch; any thread executes it.
-Two runners exist: `packed_step.PackedStep` runs a target, `synthetic.SyntheticVerifyEngine` sleeps.
+Two runners exist: `packed_runner.PackedRunner` runs a target, `SyntheticVerifyEngine` sleeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FeatureRun(NamedTuple):
     rows: PackedRows
 
 
-class Judged(NamedTuple):
+class VerdictBatch(NamedTuple):
     """Result of verifying a cohort, outcomes in the order of the items."""
 
     outcomes: list[Verdict | Refusal]
@@ -125,7 +125,7 @@ class PreparedBatch(NamedTuple, Generic[T]):
 
 
 class RuleSaw(NamedTuple):
-    """Statistics of the acceptance rule for one batch, see `Judged`."""
+    """Statistics of the acceptance rule for one batch, see `VerdictBatch`."""
 
     near_ties: int = 0
     labels: Mapping[int, npt.NDArray[np.float32]] = MappingProxyType({})

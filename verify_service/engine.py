@@ -16,11 +16,11 @@ from verify_service.config import VerifyConfig
 from verify_service.engine_core import EngineCore
 from verify_service.feature_store import FeatureStore
 from verify_service.grammars.grammars import Grammars
-from verify_service.judging import Sampler, judge_each, matcher_of, shaper_of, told, unready
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import VerifierParts, load_parts
 from verify_service.model_runner import ModelRunner
-from verify_service.packed_step import PackedStep
+from verify_service.packed_runner import PackedRunner
+from verify_service.sampler import Sampler, judge_each, matcher_of, shaper_of, told, unready
 from verify_service.sequences import CachedSequence, invalid, unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
@@ -45,7 +45,7 @@ class VerifyEngine(EngineCore):
         self.shares_prefixes = config.prefix_cache and runner.shares_prefixes
         # such a runner gains by runs of free pages: half of all are not kept for prefixes
         scarce = isinstance(runner, ModelRunner) and runner.likes_rows
-        holdings = KVCacheManager(
+        kv_cache = KVCacheManager(
             pages=pages,
             page_size=config.page_size,
             most=config.max_sequences,
@@ -53,9 +53,9 @@ class VerifyEngine(EngineCore):
             kept=pages // (1 + scarce) if self.shares_prefixes else 0,
         )
         if self.shares_prefixes and isinstance(runner, StatefulRunner):
-            holdings.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
+            kv_cache.prefixes.states = StateCache(runner, config.state_cache_mb << 20)
         self._grammars = Grammars(target.folder, target.vocab_size, target.stop_ids)
-        super().__init__(config, version, holdings, PackedStep(runner, holdings, sampler, store))
+        super().__init__(config, version, kv_cache, PackedRunner(runner, kv_cache, sampler, store))
 
     @staticmethod
     def load(config: VerifyConfig, sampler: Sampler = judge_each) -> VerifyEngine:
@@ -102,7 +102,7 @@ class VerifyEngine(EngineCore):
         try:
             anchor = draw_first_token(logits, state.params, cursor, shaper_of(state))
         except FloatingPointError:
-            self._holdings.forget_prefix(state)
+            self._kv_cache.forget_prefix(state)
             return Refusal(RefusalReason.INTERNAL, "the target's logits are not numbers")
         state.anchor_logprobs = told(state.params, logits.unsqueeze(0), [anchor])
         if matcher is not None:
@@ -123,25 +123,25 @@ class VerifyEngine(EngineCore):
         )
         if problem is not None:
             return problem
-        state = self._holdings.states[cursor.sequence]
+        state = self._kv_cache.states[cursor.sequence]
         state.token_ids = [*prompt, 0]
         state.cached = cursor.committed_len
         state.anchored = True
-        self._runner.fill(state, self._holdings.slots(state, 0, state.cached), state.cached)
+        self._runner.fill(state, self._kv_cache.slots(state, 0, state.cached), state.cached)
         return None
 
     def rewind(self, sequence: int, cached: int) -> None:
         """Cuts a sequence back to `cached` tokens, to time the same step again; for timing only."""
-        state = self._holdings.states[sequence]
+        state = self._kv_cache.states[sequence]
         state.cached = cached
         state.token_ids = [0] * (cached + 1)
         state.round = -1
 
     def forget_all(self) -> None:
         """Frees every sequence and the memory behind them. For use before serving only."""
-        for state in list(self._holdings.states.values()):
+        for state in list(self._kv_cache.states.values()):
             self._drop(state)
-        self._holdings.prefixes.clear()
+        self._kv_cache.prefixes.clear()
         self._runner.reset()
 
     def record(self) -> None:

@@ -27,11 +27,11 @@ from verify_service.batch_runner import (
     BatchRunner,
     FeatureRun,
     Grammar,
-    Judged,
     KeptRows,
     PreparedBatch,
     PromptChunk,
     TargetFacts,
+    VerdictBatch,
 )
 from verify_service.config import VerifyConfig
 from verify_service.kv_cache_manager import KVCacheManager
@@ -64,10 +64,10 @@ class EngineCore(ABC):
     attention_reason: str  # why the path is not paged; empty if it is
 
     def __init__(
-        self, config: VerifyConfig, version: str, holdings: KVCacheManager, step: BatchRunner
+        self, config: VerifyConfig, version: str, kv_cache: KVCacheManager, step: BatchRunner
     ) -> None:
         self.config, self.fingerprint = config, version
-        self._holdings, self._step = holdings, step
+        self._kv_cache, self._step = kv_cache, step
         # sequences whose prompts have to run, by number, oldest first
         self._line: dict[int, CachedSequence] = {}
         self._ride_along = config.step_prefill_tokens or RIDE_ALONG.get(
@@ -89,11 +89,11 @@ class EngineCore(ABC):
     @property
     def feature_width(self) -> int:
         """Width of a feature row; 0 without a projection."""
-        return self._holdings.store.width if self._holdings.store is not None else 0
+        return self._kv_cache.store.width if self._kv_cache.store is not None else 0
 
     @property
     def held(self) -> Held:
-        return self._holdings.held
+        return self._kv_cache.held
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
         """Why this engine cannot serve these parameters, or `scores` top tokens per prompt token;
@@ -126,7 +126,7 @@ class EngineCore(ABC):
         A higher epoch replaces a lower one. salt: of the prefix cache; None: the sequence neither
         uses nor fills the cache. scores: top tokens to report per prompt token; None: no scoring.
         """
-        state = self._holdings.states.get(cursor.sequence)
+        state = self._kv_cache.states.get(cursor.sequence)
         if state is not None and cursor.epoch <= state.epoch:
             return stale(f"epoch {cursor.epoch} is already held, or followed by {state.epoch}")
         problem = check_prompt(
@@ -153,7 +153,7 @@ class EngineCore(ABC):
             else self._salted(salt, params.prompt_len or cursor.committed_len),
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
-        refusal = self._holdings.admit(opened, reserve_tokens, token_ids)
+        refusal = self._kv_cache.admit(opened, reserve_tokens, token_ids)
         if refusal is None:
             self._line[cursor.sequence] = opened
         return refusal
@@ -163,7 +163,7 @@ class EngineCore(ABC):
     ) -> int | Refusal:
         """Draws the anchor after a finished prefill, or says why that failed. grammar: compiled
         from the request's constraint."""
-        state = self._holdings.states.get(sequence)
+        state = self._kv_cache.states.get(sequence)
         if state is None or epoch not in (None, state.epoch):
             return unknown(Cursor(sequence, epoch or 0, 0, 0))
         if state.broken is not None:
@@ -178,12 +178,12 @@ class EngineCore(ABC):
 
     def find(self, sequence: int, epoch: int) -> CachedSequence | None:
         """The sequence under this epoch, or None."""
-        state = self._holdings.states.get(sequence)
+        state = self._kv_cache.states.get(sequence)
         return None if state is None or state.epoch != epoch else state
 
     def release(self, sequence: int, epoch: int) -> bool:
         """Frees a sequence held under this epoch or a lower one; returns whether there was one."""
-        state = self._holdings.states.get(sequence)
+        state = self._kv_cache.states.get(sequence)
         if state is None or state.epoch > epoch:
             return False
         self._drop(state)
@@ -191,7 +191,7 @@ class EngineCore(ABC):
 
     def release_owner(self, owner: int) -> int:
         """Frees all sequences that a stream opened; returns their number."""
-        mine = [state for state in self._holdings.states.values() if state.owner == owner]
+        mine = [state for state in self._kv_cache.states.values() if state.owner == owner]
         for state in mine:
             self._drop(state)
         return len(mine)
@@ -200,11 +200,11 @@ class EngineCore(ABC):
         """Reserves pages for an anchor and up to `slots` more tokens; returns how many of these,
         or None without a page for the anchor."""
         state = self.find(sequence, epoch)
-        return None if state is None else self._holdings.grow_within(state, committed_len, slots)
+        return None if state is None else self._kv_cache.grow_within(state, committed_len, slots)
 
     def kept_rows(self, asked: Sequence[OrderRow]) -> KeptRows:
         """Feature rows and grammar masks to send with an order."""
-        return self._holdings.kept_rows(asked)
+        return self._kv_cache.kept_rows(asked)
 
     def features(self, cursor: Cursor, start: int) -> FeatureRun | None:
         """Kept rows of positions start .. committed_len - 2, to fill a drafter's context; None if
@@ -212,7 +212,7 @@ class EngineCore(ABC):
         state = self.find(cursor.sequence, cursor.epoch)
         if state is None or not state.keep_features or cursor.committed_len > state.committed_len:
             return None
-        return self._holdings.rows(state, start, cursor.committed_len - 1)
+        return self._kv_cache.rows(state, start, cursor.committed_len - 1)
 
     # -- passes -----------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class EngineCore(ABC):
                 waiting.sort(key=lambda state: state.prompt_len - state.cached)
         for state in waiting:
             most = budget if state.scores is None else min(budget, SCORED)
-            start, stop = state.cached, self._holdings.chunk_end(state, most)
+            start, stop = state.cached, self._kv_cache.chunk_end(state, most)
             behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]
             chunks.append(PromptChunk(state, state.prompt[start:stop], behind))
             budget -= stop - start
@@ -268,7 +268,7 @@ class EngineCore(ABC):
                 break
         return chunks
 
-    def judge_cohort(self, items: Sequence[VerifyItem]) -> Judged:
+    def judge_cohort(self, items: Sequence[VerifyItem]) -> VerdictBatch:
         """Reserves pages for a cohort and verifies it in packed passes of at most
         `max_batch_tokens`. Bad items are refused without effect on others."""
         for item in items:
@@ -301,12 +301,12 @@ class EngineCore(ABC):
             batches.append(Batch(indices, prepared))
         return self._under_way(UnderWay(self._step, outcomes, batches, began))
 
-    def end(self, step: UnderWay) -> Judged:
+    def end(self, step: UnderWay) -> VerdictBatch:
         """Commits a step that has run."""
         judged = step.end()
         for state in step.states:
             state.in_pass = False
-            if self._holdings.states.get(state.sequence) is not state:  # dropped meanwhile
+            if self._kv_cache.states.get(state.sequence) is not state:  # dropped meanwhile
                 self._free(state)
         return judged
 
@@ -319,12 +319,12 @@ class EngineCore(ABC):
         """Drops a sequence; its pages are freed once no unfinished pass holds them."""
         self._line.pop(state.sequence, None)
         if state.in_pass:
-            del self._holdings.states[state.sequence]
+            del self._kv_cache.states[state.sequence]
         else:
             self._free(state)
 
     def _free(self, state: CachedSequence) -> None:
-        self._holdings.drop(state)
+        self._kv_cache.drop(state)
         self._step.forget(state)
 
     def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
@@ -342,7 +342,7 @@ class EngineCore(ABC):
         batches: list[list[int]] = []
         size = 0
         for index, item in enumerate(items):
-            state = self._holdings.states.get(item.cursor.sequence)
+            state = self._kv_cache.states.get(item.cursor.sequence)
             refused = unknown(item.cursor) if state is None else self._refused(state, item)
             if refused is not None:
                 outcomes[index] = refused

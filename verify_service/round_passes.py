@@ -19,7 +19,7 @@ from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
 from dspark.runtime.telemetry import Metrics
 from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
-from verify_service.batch_runner import Judged
+from verify_service.batch_runner import VerdictBatch
 from verify_service.drafters import AnsweredOrder, Drafters
 from verify_service.engine_core import EngineCore
 from verify_service.sequences import VerifyItem, failed
@@ -42,7 +42,7 @@ class Ran(NamedTuple):
     """A pass that has ended."""
 
     running: Running
-    judged: Judged
+    judged: VerdictBatch
     drawn: Sequence[Verdict | Refusal]  # of each row
     ended: float
 
@@ -104,7 +104,7 @@ class RoundPasses:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
         return [PassEnded(running.number, drawn), *self._drafters.judged(spoilt, sound)]
 
-    def _note(self, judged: Judged) -> None:
+    def _note(self, judged: VerdictBatch) -> None:
         metrics = self._metrics
         metrics.coupled_near_ties.inc(judged.near_ties)
         for form in [
@@ -155,7 +155,7 @@ class RoundPasses:
         return told if any(told) else ()
 
 
-def _labels(judged: Judged, rounds: Sequence[RoundReport]) -> npt.NDArray[np.float32] | None:
+def _labels(judged: VerdictBatch, rounds: Sequence[RoundReport]) -> npt.NDArray[np.float32] | None:
     """Labels [verified slots, 2] of all rounds; NaN where only outcomes are known."""
     if not judged.labels:
         return None

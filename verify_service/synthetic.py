@@ -81,11 +81,11 @@ class SyntheticVerifyEngine(EngineCore):
         self.projection = version
         pages = (config.kv_tokens or KV_TOKENS) // config.page_size
         self._store = store = SyntheticRowStore(pages * config.page_size, spec.feature_width)
-        holdings = KVCacheManager(
+        kv_cache = KVCacheManager(
             pages=pages, page_size=config.page_size, most=config.max_sequences, store=store, kept=0
         )
         config = dataclasses.replace(config, target=config.target or "synthetic")
-        super().__init__(config, version, holdings, self)
+        super().__init__(config, version, kv_cache, self)
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
         for field, asked in (("logprobs", params.logprobs), ("prompt_logprobs", scores)):
@@ -116,7 +116,7 @@ class SyntheticVerifyEngine(EngineCore):
         self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
     ) -> PreparedBatch[Said]:
         began = time.perf_counter_ns()
-        states = [self._holdings.states[item.cursor.sequence] for item in items]
+        states = [self._kv_cache.states[item.cursor.sequence] for item in items]
         said: Sequence[Said] = []
         if items:
             keys = np.array([self._key(state) for state in states], np.uint64)
@@ -170,4 +170,4 @@ class SyntheticVerifyEngine(EngineCore):
                 firsts += [state.token_ids[0]] * count
             state.cached += count
         if runs:
-            self._store.put(self._holdings.where(runs), np.array(firsts, np.int64))
+            self._store.put(self._kv_cache.where(runs), np.array(firsts, np.int64))

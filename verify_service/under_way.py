@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from dspark.types import Refusal, RefusalReason, Verdict
-from verify_service.batch_runner import BatchRunner, ExecutedBatch, Judged, PreparedBatch
+from verify_service.batch_runner import BatchRunner, ExecutedBatch, PreparedBatch, VerdictBatch
 from verify_service.sequences import CachedSequence
 
 log = structlog.get_logger("dspark.verify")
@@ -80,7 +80,7 @@ class UnderWay:
             # its prompts do not run again
             self._run(Batch([indices[place] for place in part], prepared.part(part)))
 
-    def end(self) -> Judged:
+    def end(self) -> VerdictBatch:
         """Commits the step; returns its outcomes. Prompts of a batch that failed are broken."""
         began = time.perf_counter_ns()
         tokens = prefill_tokens = 0
@@ -99,7 +99,7 @@ class UnderWay:
                 self._outcomes[index] = outcome
             prefill_tokens += sum(len(chunk.token_ids) for chunk in executed.prepared.chunks)
         saw = [executed.saw for _, executed in self._ran]
-        judged = Judged(
+        judged = VerdictBatch(
             outcomes=self._outcomes,
             tokens=tokens,
             forward_ns=self._spent_ns + time.perf_counter_ns() - began,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.block_rule import chances
-from dspark.decoding.gumbel import times, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.token_rule import accept_probability
@@ -32,7 +32,7 @@ def committed(block: Block, probs: Tensor, params: SamplingParams, anchor_positi
     if not ids:
         return 1.0
     if params.greedy or params.rule is Rule.COUPLED:
-        said = probs.argmax(-1) if params.greedy else _raced(probs, params, anchor_position)
+        said = probs.argmax(-1) if params.greedy else _coupled_draws(probs, params, anchor_position)
         return 1.0 + _agreeing(ids, said.tolist())
     q_ids, q_probs = block.q.arrays()
     slots = Slots.of([ids], [q_ids.ravel()], [q_probs.ravel()], [block.q.entries])
@@ -84,11 +84,13 @@ def probs_behind(
     return made
 
 
-def _raced(probs: Tensor, params: SamplingParams, anchor_position: int) -> Tensor:
+def _coupled_draws(probs: Tensor, params: SamplingParams, anchor_position: int) -> Tensor:
     """Tokens that coupled noise draws from the target's distribution at each slot: [l + 1]."""
     count = len(probs)
     positions = range(anchor_position + 1, anchor_position + 1 + count)
-    return winners(probs, times([params] * count, list(positions), probs.shape[-1]))[0]
+    return checked_argmax(probs, exponentials([params] * count, list(positions), probs.shape[-1]))[
+        0
+    ]
 
 
 def _agreeing(drafted: Sequence[int], said: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.gumbel import NEAR_TIE, race
+from dspark.decoding.gumbel import NEAR_TIE, gumbel_argmax
 from dspark.decoding.sampling import SamplingColumns, distribution, nearest_possible
 
 
@@ -56,7 +56,7 @@ def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) 
     """The coupled rule on shaped logits [T, V]: keeps drafts that the target draws too. Columns are
     as in `ratio`; noise [m * (L + 1), V]."""
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False)
-    drawn, leads, sound = (part.view(at.rows.shape) for part in race(probs, noise))
+    drawn, leads, sound = (part.view(at.rows.shape) for part in gumbel_argmax(probs, noise))
     accepted = _matched(drawn, at)
     looked_at = torch.arange(at.rows.shape[1], device=logits.device) <= accepted.unsqueeze(-1)
     ties = ((leads < NEAR_TIE) & looked_at).sum(dim=-1)

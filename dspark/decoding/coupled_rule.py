@@ -3,10 +3,10 @@ drafts that match.
 
 The answer is that of plain decoding with the same noise, whatever was drafted and however much of
 it was verified. So no q is sent, drafters need not be trusted, and a seed repeats an answer. A
-drafter that runs the same race over its own distribution matches with probability >= (1 - TV) / (1
-+ TV). Noise and races: `gumbel`.
+drafter that draws from its own distribution by the same noise matches with probability >=
+(1 - TV) / (1 + TV). Noise and draws: `gumbel`.
 
-A race with a lead below `NEAR_TIE` may end otherwise where logits are rounded otherwise; such
+A draw with a lead below `NEAR_TIE` may come out otherwise where logits are rounded otherwise; such
 positions are counted.
 """
 
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspark.decoding.gumbel import NEAR_TIE, times, winners
+from dspark.decoding.gumbel import NEAR_TIE, checked_argmax, exponentials
 from dspark.decoding.slots import PackedCase, Spot, target_probs
 from dspark.types import Cursor, SamplingParams
 
-AHEAD = 4  # rows raced at a time: few are wasted, and starting a race has a cost
+AHEAD = 4  # rows drawn at a time: few are wasted, and each call has a cost
 
 
 def judge_coupled(
@@ -29,18 +29,18 @@ def judge_coupled(
 ) -> list[tuple[int, int]]:
     """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence."""
     verdicts: list[tuple[int, int]] = [(0, -1)] * len(cases)
-    racing = list(range(len(cases)))
+    matching = list(range(len(cases)))
     begun = 0  # slots that every remaining sequence has passed
-    while racing:
-        step = max(AHEAD // len(racing), 1)
+    while matching:
+        step = max(AHEAD // len(matching), 1)
         spots = [
             (cases[index], slot)
-            for index in racing
+            for index in matching
             for slot in range(begun, min(begun + step, len(cases[index].draft_ids) + 1))
         ]
-        drawn = iter(_race(logits, spots))
+        drawn = iter(_draws(logits, spots))
         still = []
-        for index in racing:
+        for index in matching:
             case, matched = cases[index], True
             for slot in range(begun, min(begun + step, len(case.draft_ids) + 1)):
                 token, lead = next(drawn)
@@ -52,19 +52,21 @@ def judge_coupled(
                 matched = slot < len(case.draft_ids) and token == case.draft_ids[slot]
             if matched:
                 still.append(index)
-        racing, begun = still, begun + step
+        matching, begun = still, begun + step
     return verdicts
 
 
 def first_coupled(probs: Tensor, params: SamplingParams, cursor: Cursor) -> int:
     """The token after a prefill of cursor.committed_len tokens: probs [1, V]."""
-    noise = times([params], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
-    return int(winners(probs, noise)[0])
+    noise = exponentials([params], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
+    return int(checked_argmax(probs, noise)[0])
 
 
-def _race(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
-    """The race at each spot: (token, its lead)."""
+def _draws(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
+    """The draw at each spot: (token, its lead)."""
     positions = [case.cursor.anchor_position + 1 + slot for case, slot in spots]
-    noise = times([case.params for case, _ in spots], positions, logits.shape[-1], logits.device)
-    ids, leads = winners(target_probs(logits, spots), noise)
+    noise = exponentials(
+        [case.params for case, _ in spots], positions, logits.shape[-1], logits.device
+    )
+    ids, leads = checked_argmax(target_probs(logits, spots), noise)
     return list(zip(ids.tolist(), leads.tolist(), strict=True))

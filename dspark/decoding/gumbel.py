@@ -1,14 +1,14 @@
-"""The noise of the coupled rule: a race over the vocabulary that drafter and verifier run alike.
+"""The noise of the coupled rule: a Gumbel-max draw that drafter and verifier make alike.
 
-Token v of a position arrives at time E(v) / p(v), E(v) = -ln U(v); the first to arrive is a draw
-from p. This is the Gumbel-max trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two
-sides with distributions p and q over the same E agree with probability >= (1 - TV) / (1 + TV)
+A draw from p is argmax p(v) / E(v) over the tokens v, E(v) = -ln U(v). This is the Gumbel-max
+trick, argmax(ln p + g) with g = -ln E, on the linear scale. Two sides with distributions p and q
+over the same E agree with probability >= (1 - TV) / (1 + TV)
 (Daliri, Musco, Suresh, arXiv 2408.07978).
 
 U is keyed by (seed, choice, absolute position, v) and by nothing else: no epoch, no round, no slot.
 So every use of a position has the same noise, which the ratio rules must never allow (invariant 4).
 
-Symbols: n positions, V vocabulary, K tokens of a sparse row. Times are float64 everywhere.
+Symbols: n positions, V vocabulary, K tokens of a sparse row. E is float64 everywhere.
 """
 
 from __future__ import annotations
@@ -25,57 +25,60 @@ from dspark.decoding.philox import LOW, Purpose, philox, philox_array
 from dspark.decoding.sampling import largest
 from dspark.types import Rule, SamplingParams
 
-# in nats: a race with a lead below this may end otherwise on another device or in another batch
+# in nats: a draw with a lead below this may be another on another device or in another batch
 NEAR_TIE = 1e-4
 
-_TAG = int(Purpose.RACE) << 16 | int(Rule.COUPLED) << 24
+_TAG = int(Purpose.GUMBEL) << 16 | int(Rule.COUPLED) << 24
 _LANES = 4  # tokens that share one Philox block
-_SURE = 1.0 - 2.0**-53  # the largest uniform: a time is never 0
+_SURE = 1.0 - 2.0**-53  # the largest uniform: E is never 0
 
 
-def times(
+def exponentials(
     all_params: Sequence[SamplingParams],
     positions: Sequence[int],
     vocab: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The times E of all tokens at these absolute positions: [n, V] float64."""
+    """E of all tokens at these absolute positions: [n, V] float64."""
     groups = np.arange(-(-vocab // _LANES), dtype=np.uint64)[None, :]
     if torch.device(device).type == "cpu":
         lanes = _uniforms(_blocks(all_params, positions, groups), axis=-1)
-        return torch.from_numpy(_exponentials(lanes.reshape(len(all_params), -1)[:, :vocab]))
+        return torch.from_numpy(_to_exponentials(lanes.reshape(len(all_params), -1)[:, :vocab]))
     words = _device_blocks(
         all_params, positions, sent(groups.astype(np.int64), torch.device(device))
     )
     return _on_device(words).flatten(-2)[:, :vocab]
 
 
-def times_of(all_params: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor) -> Tensor:
-    """The times E of the tokens ids [n, K] alone: [n, K] float64, equal to those of `times`."""
+def exponentials_of(
+    all_params: Sequence[SamplingParams], positions: Sequence[int], ids: Tensor
+) -> Tensor:
+    """E of the tokens ids [n, K] alone: [n, K] float64, equal to those of `exponentials`."""
     if ids.device.type != "cpu":
         four = _on_device(_device_blocks(all_params, positions, ids // _LANES))
         return four.gather(-1, (ids % _LANES).unsqueeze(-1)).squeeze(-1)
     tokens = ids.numpy().astype(np.uint64)
     lanes = _uniforms(_blocks(all_params, positions, tokens // np.uint64(_LANES)), axis=0)
     lane = (tokens % np.uint64(_LANES)).astype(np.int64)
-    return torch.from_numpy(_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0]))
+    return torch.from_numpy(_to_exponentials(np.take_along_axis(lanes, lane[None], axis=0)[0]))
 
 
-def winners(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """probs of any sum and times, [n, V or K] -> (index of the first to arrive [n], its lead in
-    nats [n]). FloatingPointError for a row without mass or with NaN."""
-    ids, leads, sound = race(probs, e)
+def checked_argmax(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """probs of any sum and E, [n, V or K] -> (index of the drawn token [n], its lead over the next
+    in nats [n]). FloatingPointError for a row without mass or with NaN."""
+    ids, leads, sound = gumbel_argmax(probs, e)
     if not bool(sound.all()):
         raise FloatingPointError("a distribution has no mass or is not numbers")
     return ids, leads
 
 
-def race(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`winners` without synchronising; the third tensor says whether each row has a winner [n]."""
-    pace = probs.double() / e
-    ids = largest(pace).unsqueeze(-1)
-    first = pace.gather(-1, ids)
-    second = pace.scatter_(-1, ids, 0.0).amax(dim=-1)
+def gumbel_argmax(probs: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`checked_argmax` without synchronising; the third tensor says of which rows a token can be
+    drawn [n]."""
+    ratio = probs.double() / e
+    ids = largest(ratio).unsqueeze(-1)
+    first = ratio.gather(-1, ids)
+    second = ratio.scatter_(-1, ids, 0.0).amax(dim=-1)
     # false for NaN too
     sound = (first > 0) & (first < torch.inf)
     return ids.squeeze(-1), torch.log(first.squeeze(-1) / second), sound.squeeze(-1)
@@ -120,14 +123,14 @@ def _uniforms(words: tuple[npt.NDArray[np.uint64], ...], axis: int) -> npt.NDArr
     return u
 
 
-def _exponentials(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _to_exponentials(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     e: npt.NDArray[np.float64] = np.minimum(u, _SURE)
     np.log(e, out=e)
     return np.negative(e, out=e)
 
 
 def _on_device(words: tuple[Tensor, ...]) -> Tensor:
-    """`_uniforms` and `_exponentials` on an accelerator: words [n, groups] -> times [n, groups,
+    """`_uniforms` and `_to_exponentials` on an accelerator: words [n, groups] -> times [n, groups,
     4]."""
     whole = torch.stack(
         [words[lane].double() + words[lane - 3].double() * 2.0**-32 for lane in range(_LANES)],

@@ -19,7 +19,7 @@ from dspark.decoding import at_once
 from dspark.decoding.at_once import Decision, Given
 from dspark.decoding.block_rule import note_blocks
 from dspark.decoding.draws import DrawsWatch
-from dspark.decoding.gumbel import times
+from dspark.decoding.gumbel import exponentials
 from dspark.decoding.moving import fetched_together, sent
 from dspark.decoding.philox import Purpose
 from dspark.decoding.ratio import coins, slots_of
@@ -62,7 +62,9 @@ def judge_at_once(
         if kind == "ratio":
             decisions.append(at_once.ratio(logits, at, columns))
             continue
-        noise = times(each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device)
+        noise = exponentials(
+            each, _positions(piece, at.rows.shape[1]), logits.shape[-1], logits.device
+        )
         decisions.append(at_once.coupled(logits, at, columns, noise))
     for (kind, places), (made, ties, p) in zip(
         chosen, _back(decisions, watched=watch is not None), strict=True

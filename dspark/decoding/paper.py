@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.gumbel import times, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials
 from dspark.decoding.ratio import residual
 from dspark.decoding.token_rule import accept_probability
 from dspark.types import SamplingParams, SparseQ
@@ -53,7 +53,9 @@ def coupled(
     """The coupled rule from `position` on: (accepted, next token), with drafts kept while the
     target draws the same."""
     for slot, row in enumerate(p):
-        token = int(winners(row.unsqueeze(0), times([params], [position + slot], len(row)))[0])
+        token = int(
+            checked_argmax(row.unsqueeze(0), exponentials([params], [position + slot], len(row)))[0]
+        )
         if slot == len(prefix) or token != prefix[slot]:
             break
     return slot, token

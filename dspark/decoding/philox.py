@@ -32,7 +32,7 @@ class Purpose(enum.IntEnum):
     DRAFT = 1  # the token of a slot
     ACCEPT = 2  # whether the token of a slot is kept
     EMIT = 3  # the token the target adds
-    RACE = 4  # both tokens of a position under the coupled rule, see `gumbel`
+    GUMBEL = 4  # both tokens of a position under the coupled rule, see `gumbel`
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -60,7 +60,7 @@ def philox_array(
     low, shift = np.uint64(LOW), np.uint64(32)
     m0, m1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
     w0, w1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-    for _ in range(ROUNDS):  # in place: this is the whole cost of a race over a vocabulary
+    for _ in range(ROUNDS):  # in place: this is the whole cost of noise over a vocabulary
         np.multiply(c0, m0, out=even)
         np.multiply(c2, m1, out=odd)
         np.right_shift(odd, shift, out=c0)

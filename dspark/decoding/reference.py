@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspark.decoding import paper
 from dspark.decoding.acceptance import first_token
-from dspark.decoding.gumbel import times_of, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials_of
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.sampling import (
     SamplingColumns,
@@ -145,7 +145,9 @@ def _draft(
         ids, probs = draft_distribution(row, SamplingColumns.of([params]), entries)
         slot = len(picked) + 1
         if params.rule is Rule.COUPLED:
-            place = winners(probs, times_of([params], [len(tokens) - 1 + slot], ids))[0]
+            place = checked_argmax(probs, exponentials_of([params], [len(tokens) - 1 + slot], ids))[
+                0
+            ]
             picked.append(int(ids[0, place]))
             return picked[-1]
         u = uniforms(

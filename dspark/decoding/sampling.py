@@ -72,23 +72,23 @@ def _columns(
     greedy = [params.greedy for params in all_params]
     depths = [params.top_k for params in all_params if not params.greedy]
     # a greedy row is scaled and cut by nothing
-    laws = [SamplingParams() if params.greedy else params for params in all_params]
-    only_nucleus = [not (law.top_k or law.min_p) for law in laws]
-    uncut = [free and law.top_p == 1.0 for free, law in zip(only_nucleus, laws, strict=True)]
+    shaped = [SamplingParams() if params.greedy else params for params in all_params]
+    only_nucleus = [not (each.top_k or each.min_p) for each in shaped]
+    uncut = [free and each.top_p == 1.0 for free, each in zip(only_nucleus, shaped, strict=True)]
 
     def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
-    min_p = [law.min_p for law in laws]
+    min_p = [each.min_p for each in shaped]
     return SamplingColumns(
-        temperature=column([law.temperature for law in laws], torch.float64),
-        top_k=column([law.top_k for law in laws], torch.int64),
-        top_p=column([law.top_p for law in laws], torch.float64),
+        temperature=column([each.temperature for each in shaped], torch.float64),
+        top_k=column([each.top_k for each in shaped], torch.int64),
+        top_p=column([each.top_p for each in shaped], torch.float64),
         greedy=column(greedy, torch.bool),
         all_greedy=all(greedy),
         any_greedy=any(greedy),
-        any_top_k=any(law.top_k > 0 for law in laws),
-        any_top_p=any(law.top_p < 1.0 for law in laws),
+        any_top_k=any(each.top_k > 0 for each in shaped),
+        any_top_p=any(each.top_p < 1.0 for each in shaped),
         min_p=column(min_p, torch.float64) if any(min_p) else None,
         only_nucleus=column(only_nucleus, torch.bool),
         uncut=column(uncut, torch.bool),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspark.decoding.gumbel import times
+from dspark.decoding.gumbel import exponentials
 from dspark.decoding.sampling import draw
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import LoadedTarget
@@ -123,20 +123,24 @@ def answers(
 
     The tensor of a text continues past its stop token, but no round starts after it.
     """
-    raced = rule is Rule.COUPLED and temperature > 0
+    coupled = rule is Rule.COUPLED and temperature > 0
     order = sorted(range(len(asked)), key=lambda n: len(asked[n]))
     for first in range(0, len(order), ROWS_AT_ONCE):
         chosen = order[first : first + ROWS_AT_ONCE]
         total = len(asked[chosen[-1]]) + new_tokens + room
         prompts = [asked[n] for n in chosen]
-        about = [_LAYOUT, prompts, total, temperature, seed, first, chosen if raced else []]
+        about = [_LAYOUT, prompts, total, temperature, seed, first, chosen if coupled else []]
         name = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
         kept = None if keep is None else keep / f"answers-{name}.safetensors"
         if kept is not None and kept.is_file():
             ids = read_file(kept)["ids"].long()
         else:
             own = (seed * 1_000_003 + first) % (1 << 64)
-            pick = _racing(seed, chosen, temperature) if raced else drawing(temperature, own)
+            pick = (
+                _coupled_drawing(seed, chosen, temperature)
+                if coupled
+                else drawing(temperature, own)
+            )
             ids = lockstep.generate(target.model, prompts=prompts, total=total, pick=pick)
             if kept is not None:
                 save_tensors(kept, {"ids": ids.int()})
@@ -164,12 +168,12 @@ def drawing(temperature: float, seed: int) -> lockstep.Pick:
     return pick
 
 
-def _racing(seed: int, choices: Sequence[int], temperature: float) -> lockstep.Pick:
-    """Runs the race of the coupled rule, as the rounds on the text will."""
+def _coupled_drawing(seed: int, choices: Sequence[int], temperature: float) -> lockstep.Pick:
+    """Draws by the noise of the coupled rule, as the rounds on the text will."""
     drawn = [SamplingParams(seed=seed, choice=choice, rule=Rule.COUPLED) for choice in choices]
 
     def pick(logits: Tensor, place: int) -> Tensor:
-        noise = times(drawn, [place] * len(drawn), logits.shape[-1])
+        noise = exponentials(drawn, [place] * len(drawn), logits.shape[-1])
         return (rounds.distribution(logits, temperature) / noise).argmax(dim=-1)
 
     return pick

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dspark.decoding.gumbel import times
+from dspark.decoding.gumbel import exponentials
 from dspark.decoding.sampling import SamplingColumns, draft_distribution, draw
 from dspark.model.family import Anchors, ContextTokens, Drafter, Entries
 from dspark.model.target import TargetTaps
@@ -56,7 +56,7 @@ class _Text(NamedTuple):
     ids: Tensor  # [T]
     wanted: Tensor  # [T - first, V] target's distributions of the tokens from first + 1 on
     first: int
-    race: Tensor | None  # [T - first, V] their noise, for the coupled rule at temperatures above 0
+    noise: Tensor | None  # [T - first, V] their noise, for the coupled rule at temperatures above 0
 
 
 @torch.inference_mode()
@@ -78,11 +78,11 @@ def judge(
             0
         ]
         features = taps.collect()[0] if layers else None
-    race = None
+    noise = None
     if params.rule is Rule.COUPLED and params.temperature > 0:
         places = range(first + 1, ids.shape[1] + 1)
-        race = times([params] * len(places), places, logits.shape[-1])
-    text = _Text(ids[0], distribution(logits, params.temperature), first, race)
+        noise = exponentials([params] * len(places), places, logits.shape[-1])
+    text = _Text(ids[0], distribution(logits, params.temperature), first, noise)
     most = max(1, _FLOATS // (drafter.config.block_size * logits.shape[-1]))
     parts = []
     whole = anchors_at(drafter, features, text.ids, anchors)
@@ -120,8 +120,8 @@ def _blocks(
         if not torch.isfinite(q).all():
             raise FloatingPointError("the drafter's logits hold NaN or infinity")
         truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
-        if text.race is not None:
-            first_home = (q / text.race[row[:, None], ids]).argmax(dim=-1, keepdim=True)
+        if text.noise is not None:
+            first_home = (q / text.noise[row[:, None], ids]).argmax(dim=-1, keepdim=True)
             previous = ids.gather(-1, first_home).squeeze(-1)
             alive = alive & (previous == truth)
             accepted += alive

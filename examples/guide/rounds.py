@@ -88,7 +88,7 @@ bold is the target's own):
 
 
 def losslessness(tour: Tour) -> str:
-    """At temperature 1 too: by arithmetic, and by a race that both sides run."""
+    """At temperature 1 too: by arithmetic, and by noise that both sides share."""
     rng = np.random.default_rng(0)
     p, q = rng.dirichlet(np.ones(4)), rng.dirichlet(np.ones(4))
     kept, lost = np.minimum(p, q), np.maximum(p - q, 0.0)
@@ -116,7 +116,7 @@ what q left of p. What comes out follows p exactly:
 {rows}
 
 Whatever the drafter is, good or hostile, only speed changes. With the *coupled* rule not even the
-draws change: both sides run one race over the vocabulary, keyed by the request's seed. Four ways to
+draws change: both sides draw by the same noise, keyed by the request's seed. Four ways to
 answer with seed 7 at temperature 1, whole blocks, odd prefixes, a drafter that babbles at
 confidence 0.99, and no drafter at all, took {", ".join(str(len(run.rounds)) for run in said)}
 rounds and said {same}:

@@ -192,17 +192,17 @@ class CellMachine(RuleBasedStateMachine):
             if name in self.down:
                 continue
             engine = self.cell.processes[name].engine
-            holdings = engine._holdings
-            pool = holdings.pool
+            kv_cache = engine._kv_cache
+            pool = kv_cache.pool
             held = Counter(page for table in pool._tables.values() for page in table.pages)
-            held.update(kept.page for kept in holdings.prefixes._kept.values())
+            held.update(kept.page for kept in kv_cache.prefixes._kept.values())
             assert [held[page] for page in range(pool.total)] == pool._holders.tolist(), (
                 "a page has who holds it"
             )
             assert pool.free == sum(held[page] == 0 for page in range(pool.total))
-            left = set(pool._tables) - set(holdings.states.values())
+            left = set(pool._tables) - set(kv_cache.states.values())
             assert all(one.in_pass for one in left), "who left a pass goes at its end"
-            for one in holdings.states.values():
+            for one in kv_cache.states.values():
                 assert one.cached <= len(pool.pages(one)) * PAGE
 
     def teardown(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from dspark.decoding.gumbel import NEAR_TIE, times, winners
+from dspark.decoding.gumbel import NEAR_TIE, checked_argmax, exponentials
 from dspark.decoding.sampling import SamplingColumns, distribution
 from dspark.decoding.shaping import Shaper, shaped
 from dspark.types import Rule, SamplingParams
@@ -86,10 +86,10 @@ def examine(
         best = rows.topk(2).values
         own, leads = rows.argmax(dim=-1), best[:, 0] - best[:, 1]
     elif params.rule is Rule.COUPLED:
-        noise = times(
+        noise = exponentials(
             [params] * len(answer), range(len(prompt), len(prompt) + len(answer)), rows.shape[-1]
         )
-        own, leads = winners(distribution(rows, SamplingColumns.of([params])), noise)
+        own, leads = checked_argmax(distribution(rows, SamplingColumns.of([params])), noise)
     else:
         return _possible(answer, rows, params)
     near = leads < NEAR_TIE

@@ -143,7 +143,7 @@ async def test_a_bug_at_the_scores_fails_that_request_alone(
     def broken(*_: Any) -> Any:
         raise IndexError("a bug")
 
-    monkeypatch.setattr("verify_service.packed_step.prompt_logprobs", broken)
+    monkeypatch.setattr("verify_service.packed_runner.prompt_logprobs", broken)
     good, bad = await asyncio.gather(
         client.complete(LONG[:30], max_tokens=30),
         client.complete(LONG[:50], max_tokens=0, prompt_logprobs=1),

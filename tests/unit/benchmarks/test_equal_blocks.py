@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.ablations.equal_blocks import committed, probs_behind
-from dspark.decoding.gumbel import times, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials
 from dspark.types import Block, Cursor, Rule, SamplingParams, SparseQ
 from tests.architectures.families import FAMILIES, model_of
 from tests.forced_coins import judged
@@ -43,8 +43,10 @@ def test_without_coins_the_leading_agreement_counts() -> None:
     agreeing = Block(AT, (said[0], said[1], (said[2] + 1) % VOCAB, said[3]))
     assert committed(agreeing, probs, SamplingParams(0.0), 10) == 3.0
     params = SamplingParams(rule=Rule.COUPLED, seed=5)
-    raced = winners(probs, times([params] * 5, [11, 12, 13, 14, 15], VOCAB))[0].tolist()
-    assert committed(Block(AT, tuple(raced[:4])), probs, params, 10) == 5.0
+    drawn = checked_argmax(probs, exponentials([params] * 5, [11, 12, 13, 14, 15], VOCAB))[
+        0
+    ].tolist()
+    assert committed(Block(AT, tuple(drawn[:4])), probs, params, 10) == 5.0
 
 
 def test_one_pass_over_many_blocks_says_what_a_pass_over_each_says() -> None:

@@ -21,7 +21,7 @@ import torch
 
 from dspark.decoding import block_rule, ratio
 from dspark.decoding.acceptance import accept_probability, residual
-from dspark.decoding.gumbel import winners
+from dspark.decoding.gumbel import checked_argmax
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import Slots
 from dspark.decoding.sparse_q import sound_q
@@ -204,7 +204,10 @@ class CoupledRounds(Rounds):
         middles = (torch.arange(shares, dtype=torch.float64) + 0.5) / shares
         noise = torch.stack([middles, 1.0 - middles], dim=-1)
         self._own, self._drafts = (
-            [winners(row.expand(shares, -1), noise)[0].tolist() for row in torch.from_numpy(laws)]
+            [
+                checked_argmax(row.expand(shares, -1), noise)[0].tolist()
+                for row in torch.from_numpy(laws)
+            ]
             for laws in (world.p, world.q)
         )
         self._shares = shares

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dspark.decoding.acceptance import PackedCase, accept_probability, first_token, judge, residual
-from dspark.decoding.gumbel import times, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials
 from dspark.decoding.philox import Purpose, uniforms
 from dspark.decoding.ratio import slots_of
 from dspark.decoding.sampling import (
@@ -194,7 +194,7 @@ def alone(logits: torch.Tensor, case: PackedCase) -> tuple[int, int]:
     if params.rule is Rule.COUPLED or params.greedy:
         first = case.cursor.committed_len  # the position of the first drafted token
         own = [
-            int(winners(row[None], times([params], [first + k], VOCAB))[0])
+            int(checked_argmax(row[None], exponentials([params], [first + k], VOCAB))[0])
             for k, row in enumerate(probs)
         ]
         accepted = next((k for k in range(slots) if case.draft_ids[k] != own[k]), slots)

@@ -8,7 +8,7 @@ import torch
 
 from dspark.decoding import gumbel
 from dspark.decoding.drafting import DraftNoise
-from dspark.decoding.gumbel import times, times_of, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials, exponentials_of
 from dspark.decoding.philox import Purpose, philox
 from dspark.decoding.sampling import SamplingColumns, draft_distribution
 from dspark.types import Cursor, Rule, SamplingParams
@@ -22,18 +22,20 @@ PLACES = [0, 31, 2**32 - 1]
 
 
 def test_a_time_is_the_logarithm_of_64_bits_of_its_block() -> None:
-    for params, place, row in zip(ALL_PARAMS, PLACES, times(ALL_PARAMS, PLACES, 11), strict=True):
+    for params, place, row in zip(
+        ALL_PARAMS, PLACES, exponentials(ALL_PARAMS, PLACES, 11), strict=True
+    ):
         for token in range(11):
-            counter = (place, token // 4, Purpose.RACE << 16 | Rule.COUPLED << 24, params.choice)
+            counter = (place, token // 4, Purpose.GUMBEL << 16 | Rule.COUPLED << 24, params.choice)
             words = philox(counter, (params.seed & 0xFFFFFFFF, params.seed >> 32))
             u = (words[token % 4] * 2**32 + words[(token + 1) % 4]) / 2**64
             assert row[token].item() == pytest.approx(-math.log(u), rel=1e-9)
 
 
 def test_a_few_tokens_have_the_times_of_the_whole_row() -> None:
-    whole = times(ALL_PARAMS, PLACES, 103)
+    whole = exponentials(ALL_PARAMS, PLACES, 103)
     ids = torch.tensor([[0, 5, 102, 7], [3, 2, 1, 0], [99, 98, 97, 50]])
-    assert torch.equal(times_of(ALL_PARAMS, PLACES, ids), whole.gather(-1, ids))
+    assert torch.equal(exponentials_of(ALL_PARAMS, PLACES, ids), whole.gather(-1, ids))
 
 
 def test_an_accelerator_runs_the_same_race() -> None:
@@ -41,23 +43,30 @@ def test_an_accelerator_runs_the_same_race() -> None:
     on_device = gumbel._on_device(gumbel._device_blocks(ALL_PARAMS, PLACES, groups)).flatten(-2)[
         :, :103
     ]
-    torch.testing.assert_close(on_device, times(ALL_PARAMS, PLACES, 103), rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(
+        on_device, exponentials(ALL_PARAMS, PLACES, 103), rtol=1e-14, atol=0.0
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_runs_the_same_race() -> None:
     ids = torch.randint(0, 103, (3, 9), generator=torch.Generator().manual_seed(2))
-    whole = times(ALL_PARAMS, PLACES, 103)
+    whole = exponentials(ALL_PARAMS, PLACES, 103)
     torch.testing.assert_close(
-        times(ALL_PARAMS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0
+        exponentials(ALL_PARAMS, PLACES, 103, "cuda").cpu(), whole, rtol=1e-14, atol=0.0
     )
     torch.testing.assert_close(
-        times_of(ALL_PARAMS, PLACES, ids.cuda()).cpu(), whole.gather(-1, ids), rtol=1e-14, atol=0.0
+        exponentials_of(ALL_PARAMS, PLACES, ids.cuda()).cpu(),
+        whole.gather(-1, ids),
+        rtol=1e-14,
+        atol=0.0,
     )
 
 
 def test_times_are_exponential_and_never_zero_or_endless() -> None:
-    e = times([SamplingParams(seed=seed, rule=Rule.COUPLED) for seed in range(40)], [9] * 40, 5000)
+    e = exponentials(
+        [SamplingParams(seed=seed, rule=Rule.COUPLED) for seed in range(40)], [9] * 40, 5000
+    )
     assert (e > 0).all()
     assert torch.isfinite(e).all()
     ranks = torch.sort(torch.exp(-e).ravel()).values
@@ -65,7 +74,7 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
     assert (
         ranks - grid
     ).abs().max() < 0.004  # Kolmogorov-Smirnov at 200,000 draws; the keys are fixed
-    assert gumbel._exponentials(np.array([2.0**-65, 1.0])).tolist() == [
+    assert gumbel._to_exponentials(np.array([2.0**-65, 1.0])).tolist() == [
         pytest.approx(65 * math.log(2)),
         2.0**-53,
     ]
@@ -74,7 +83,9 @@ def test_times_are_exponential_and_never_zero_or_endless() -> None:
 def test_the_first_one_home_follows_the_distribution() -> None:
     p = torch.tensor([0.5, 0.25, 0.0, 0.2, 0.05], dtype=torch.float64)
     all_params = [SamplingParams(seed=3, rule=Rule.COUPLED)] * 40_000
-    ids, lead = winners(p.expand(len(all_params), -1), times(all_params, range(len(all_params)), 5))
+    ids, lead = checked_argmax(
+        p.expand(len(all_params), -1), exponentials(all_params, range(len(all_params)), 5)
+    )
     share = torch.bincount(ids, minlength=5) / len(all_params)
     assert (share - p).abs().max() < 0.01  # four standard deviations; the keys are fixed
     assert share[2] == 0
@@ -82,19 +93,19 @@ def test_the_first_one_home_follows_the_distribution() -> None:
 
 
 def test_a_lead_is_told_in_nats_and_equals_go_to_the_lowest_id() -> None:
-    ids, lead = winners(
+    ids, lead = checked_argmax(
         torch.tensor([[0.2, 0.4, 0.4], [0.1, 0.9, 0.0]]),
         torch.tensor([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0]]),
     )
     assert ids.tolist() == [0, 1]
     assert lead.tolist() == [pytest.approx(0.0, abs=1e-6), pytest.approx(math.log(9), abs=1e-6)]
-    assert winners(torch.tensor([[1.0, 0.0]]), torch.ones(1, 2))[1].item() == math.inf
+    assert checked_argmax(torch.tensor([[1.0, 0.0]]), torch.ones(1, 2))[1].item() == math.inf
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
 def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
     with pytest.raises(FloatingPointError):
-        winners(torch.tensor([row]), torch.ones(1, 2))
+        checked_argmax(torch.tensor([row]), torch.ones(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_a_row_without_mass_is_an_error(row: list[float]) -> None:
 )
 def test_a_name_that_would_spill_is_refused(all_params: list[SamplingParams]) -> None:
     with pytest.raises((ValueError, OverflowError)):
-        times(all_params, [3], 8)
+        exponentials(all_params, [3], 8)
 
 
 def test_a_cohort_of_all_rules_draws_as_each_sequence_alone() -> None:
@@ -125,6 +136,8 @@ def test_a_cohort_of_all_rules_draws_as_each_sequence_alone() -> None:
                 # the verifier's own race over the draft's distribution
                 q = torch.zeros(1, vocab).scatter_(-1, ids[row : row + 1], probs[row : row + 1])
                 assert (
-                    winners(q, times([params], [cursor.committed_len + slot], vocab))[0].item()
+                    checked_argmax(q, exponentials([params], [cursor.committed_len + slot], vocab))[
+                        0
+                    ].item()
                     == drawn[row]
                 )

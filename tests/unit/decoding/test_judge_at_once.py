@@ -13,7 +13,7 @@ import torch
 from dspark.decoding import at_once, judge_at_once, masking, moving, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
 from dspark.decoding.at_once import Decision, Given
-from dspark.decoding.gumbel import times
+from dspark.decoding.gumbel import exponentials
 from dspark.decoding.moving import sent
 from dspark.decoding.sampling import SamplingColumns
 from dspark.types import Cursor, Rule, SamplingParams, SparseQ
@@ -92,7 +92,7 @@ def test_near_ties_of_coupled_sequences_are_counted() -> None:
         logits, cases = pass_of(seed, [ALL_PARAMS[-1]] * 4)
         pace = (
             torch.log_softmax(logits.double(), dim=-1)
-            - times(
+            - exponentials(
                 [case.params for case in cases for _ in range(len(case.draft_ids) + 1)],
                 [
                     case.cursor.anchor_position + 1 + slot
@@ -175,7 +175,7 @@ def test_nothing_looks_at_a_number() -> None:
         [case.params for case in cases for _ in range(made.rows.shape[1])], torch.device("meta")
     )
     count = made.rows.numel()
-    noise = times(
+    noise = exponentials(
         [case.params for case in cases] * (count // len(cases)), range(count), VOCAB, "meta"
     )
     told = logits.to("meta")

@@ -145,7 +145,7 @@ def test_coupled_noise_is_named_by_seed_choice_and_position_alone() -> None:
     assert set(range(len(PROMPT), len(PROMPT) + 40)) <= positions
     # One block of four tokens after the other, at every position, and nothing else in the name but
     # the salt.
-    salt = Purpose.RACE << 16 | Rule.COUPLED << 24
+    salt = Purpose.GUMBEL << 16 | Rule.COUPLED << 24
     assert plain <= {
         (5, (place, group, salt, 3)) for place in positions for group in range(VOCAB // 4)
     }

@@ -14,7 +14,7 @@ from draft_service.engine import DraftEngine
 from draft_service.sample_block import SampledBlock, sample_block
 from dspark.decoding import moving
 from dspark.decoding.drafting import coupled
-from dspark.decoding.gumbel import times_of, winners
+from dspark.decoding.gumbel import checked_argmax, exponentials_of
 from dspark.decoding.sampling import draft_uniforms, draw_sparse
 from dspark.model.calibration import (
     BUCKETS,
@@ -66,7 +66,7 @@ def test_a_coupled_block_repeats_by_position_and_carries_no_q(engine: DraftEngin
         torch.from_numpy(part[:1].astype(kind))
         for part, kind in zip(token.q.arrays(), ("i8", "f4"), strict=True)
     )
-    place, _ = winners(probs, times_of([params], [CURSOR.committed_len], ids))
+    place, _ = checked_argmax(probs, exponentials_of([params], [CURSOR.committed_len], ids))
     assert coupled.token_ids[0] == ids[0, place], "slot 1 races over the law that a ratio rule has"
 
 

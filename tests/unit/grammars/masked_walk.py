@@ -1,7 +1,7 @@
 """The exact law of several rounds under a grammar, through the verifier's own step and xgrammar's
 own matchers.
 
-A tiny target: what follows depends on the last token alone. `walk` drives `PackedStep` with every
+A tiny target: what follows depends on the last token alone. `walk` drives `PackedRunner` with every
 block that a drafter could draw; a sampler that only looks takes the masked rows of a pass, from
 which the rule's own functions say what could come of it; then the step runs again for each outcome
 and commits it. Matchers are copied as they stand, so that one which was moved where it should not
@@ -38,11 +38,11 @@ from dspark.types import (
 from tests.unit.decoding.enumeration import Tokens, by_block, by_token, judged, spread
 from tests.unit.grammars.fitting import compiler
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.judging import judge_each
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass
-from verify_service.packed_step import PackedStep
+from verify_service.packed_runner import PackedRunner
 from verify_service.plan import Segment
+from verify_service.sampler import judge_each
 from verify_service.sequences import CachedSequence, VerifyItem
 
 WORDS = [b"a", b"b", b"ab", b""]  # the last one ends an answer
@@ -120,11 +120,11 @@ class Round:
 
     def __init__(self, params: SamplingParams) -> None:
         self.params, self.numbers = params, itertools.count(1)
-        self._holdings = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
+        self._kv_cache = KVCacheManager(pages=64, page_size=1, most=2, store=None, kept=0)
         self._sampler: Callable[[Tensor, list[PackedCase]], list[Any]] = judge_each
-        self._step = PackedStep(
+        self._step = PackedRunner(
             cast(Any, Table()),
-            self._holdings,
+            self._kv_cache,
             lambda logits, cases, *_: self._sampler(logits, cases),
         )
 
@@ -143,13 +143,13 @@ class Round:
         state.cached = len(tokens) - 1
         state.matcher = moved(matcher)
         state.matcher.masks(())  # which travels with the order
-        self._holdings.states[1] = state
-        self._holdings.pool.open(state, 1, 64, ())
-        assert self._holdings.grow_within(state, len(tokens), len(block)) == len(block)
+        self._kv_cache.states[1] = state
+        self._kv_cache.pool.open(state, 1, 64, ())
+        assert self._kv_cache.grow_within(state, len(tokens), len(block)) == len(block)
         self._sampler = sampler
         prepared = self._step.prepare([VerifyItem(cursor, tokens[-1], block, q)], ())
         (outcome,) = self._step.commit(self._step.execute(prepared))
-        self._holdings.pool.release(state)
+        self._kv_cache.pool.release(state)
         assert isinstance(outcome, Verdict), outcome
         return tuple(state.token_ids[len(tokens) :]), state.matcher
 

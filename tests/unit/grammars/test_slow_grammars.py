@@ -13,7 +13,7 @@ from tests.unit.grammars.fitting import compiler
 from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.judging import masks_of, matcher_of, unready
+from verify_service.sampler import masks_of, matcher_of, unready
 from verify_service.sequences import CachedSequence, VerifyItem
 
 WORDS = [b"a", b"aaaa", b""]  # the last one ends an answer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dspark.decoding.gumbel import times
+from dspark.decoding.gumbel import exponentials
 from dspark.model.drafter import BlockDrafter
 from dspark.model.families import as_block
 from dspark.training import lockstep, rounds
@@ -161,7 +161,9 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     params = SamplingParams(seed=7, choice=2, rule=Rule.COUPLED)
 
     def pick(logits: torch.Tensor, place: int) -> torch.Tensor:
-        return (rounds.distribution(logits, 1.0) / times([params], [place], vocabulary)).argmax(-1)
+        return (
+            rounds.distribution(logits, 1.0) / exponentials([params], [place], vocabulary)
+        ).argmax(-1)
 
     ids = lockstep.generate(model, prompts=[[5, 6, 7, 8]], total=total, pick=pick)
     anchors, generator = torch.arange(4, total - 4), torch.Generator()
@@ -174,7 +176,7 @@ def test_coupled_texts_and_drafts_run_one_race(model: Qwen3ForCausalLM) -> None:
     assert torch.equal(made[0].accepted, made[1].accepted)  # nothing is left to chance
     features = features_of(model, drafter, ids)
     q = walked(drafter, features, ids[0], anchors).logits[:, 0].softmax(-1)
-    races = times([params] * len(anchors), (anchors + 1).tolist(), vocabulary)
+    races = exponentials([params] * len(anchors), (anchors + 1).tolist(), vocabulary)
     assert torch.equal(made[0].accepted > 0, (q / races).argmax(-1) == ids[0, anchors + 1])
 
 

@@ -21,7 +21,7 @@ class Memory:
 
     def __init__(self, pages: int) -> None:
         self.said: list[Written | None] = [None] * (pages * SIZE)
-        self.holdings = KVCacheManager(pages=pages, page_size=SIZE, most=64, store=None, kept=pages)
+        self.kv_cache = KVCacheManager(pages=pages, page_size=SIZE, most=64, store=None, kept=pages)
         self.spared = 0
 
     def take_in(
@@ -31,25 +31,25 @@ class Memory:
         state = CachedSequence(
             sequence, 1, 0, SamplingParams(temperature=0.0), len(prompt), False, salt=salt
         )
-        if self.holdings.admit(state, longest, prompt) is not None:
+        if self.kv_cache.admit(state, longest, prompt) is not None:
             return None
         self.spared += state.spared
         self.run(state, prompt[state.cached :])
-        self.holdings.keep_prefix(state)
+        self.kv_cache.keep_prefix(state)
         state.token_ids.append(int(prompt[-1]) ^ 1)  # the anchor, whose keys nobody has written yet
         return state
 
     def run(self, state: CachedSequence, tokens: list[int]) -> None:
         """Writes the keys of tokens, which are committed."""
         state.token_ids = [*state.token_ids[: state.cached], *tokens]
-        slots = list(self.holdings.slots(state, state.cached, state.cached + len(tokens)))
+        slots = list(self.kv_cache.slots(state, state.cached, state.cached + len(tokens)))
         for offset, slot in enumerate(slots, start=state.cached + 1):
             self.said[slot] = (state.salt or "", tuple(state.token_ids[:offset]))
         state.cached += len(tokens)
 
     def check(self, state: CachedSequence) -> None:
         """What its next pass would read."""
-        for position, slot in enumerate(list(self.holdings.slots(state, 0, state.cached))):
+        for position, slot in enumerate(list(self.kv_cache.slots(state, 0, state.cached))):
             assert self.said[slot] == (state.salt or "", tuple(state.token_ids[: position + 1])), (
                 position
             )
@@ -70,11 +70,11 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
             if state is not None:
                 living[number] = state
         elif living and draw.random() < 0.3:
-            memory.holdings.drop(living.pop(int(draw.choice(list(living)))))
+            memory.kv_cache.drop(living.pop(int(draw.choice(list(living)))))
         else:
             for state in living.values():
                 drafted = [int(token) for token in draw.integers(0, 3, draw.integers(0, 6))]
-                room = memory.holdings.grow_within(state, state.cached + 1, len(drafted))
+                room = memory.kv_cache.grow_within(state, state.cached + 1, len(drafted))
                 if room is None:
                     continue
                 anchor, kept = state.token_ids[-1], int(draw.integers(0, room + 1))
@@ -86,9 +86,9 @@ def test_everybody_reads_what_its_own_tokens_wrote(seed: int) -> None:
             memory.check(state)
     assert memory.spared, "no prefix was ever found"
     for state in living.values():
-        memory.holdings.drop(state)
-    memory.holdings.prefixes.clear()
-    assert memory.holdings.pool.free == memory.holdings.pool.total
+        memory.kv_cache.drop(state)
+    memory.kv_cache.prefixes.clear()
+    assert memory.kv_cache.pool.free == memory.kv_cache.pool.total
 
 
 HEADS, WIDTH, SLOTS = 2, 4, 24

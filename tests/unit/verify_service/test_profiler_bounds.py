@@ -66,7 +66,7 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
 ) -> None:
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
     calls: list[int] = []
-    projection = engine._holdings.store._projection
+    projection = engine._kv_cache.store._projection
     project = projection.project
     projection.project = lambda taps: (calls.append(len(taps)), project(taps))[1]
     for sequence, keep in ((1, False), (2, True)):

@@ -98,7 +98,7 @@ def test_a_kept_prefix_is_shared_with_its_feature_rows_and_the_answer_is_the_sam
     cold = answered(engine, 1, 31)
     before = rows_of(engine.features(Cursor(1, 1, 11, len(cold)), 0))
     take_in(engine, 5, PROMPT)
-    states, pool = engine._holdings.states, engine._holdings.pool
+    states, pool = engine._kv_cache.states, engine._kv_cache.pool
     assert len(set(pool.pages(states[1])) & set(pool.pages(states[5]))) == 2
     for sequence in (1, 5):
         engine.release(sequence, 1)
@@ -129,7 +129,7 @@ def test_several_short_prompts_ride_in_one_round_and_give_what_they_give_alone(l
     for _ in range(2):
         (verdict,) = judged(engine, item(1, len(texts[1]) - len(PROMPT), texts[1]))
         texts[1].append(verdict.tokens[-1])
-        rode.append([engine._holdings.states[n].cached for n in prompts])
+        rode.append([engine._kv_cache.states[n].cached for n in prompts])
     assert rode == [[9, 7, 5, 3], [9, 7, 20, 3]], "those with least left first"
     assert {n: engine.first_token(n) for n in prompts} == alone
 
@@ -201,7 +201,7 @@ def test_a_failed_pass_costs_only_who_fails_alone(load: Load, bad: set[int], beh
     verdicts = [outcome for outcome in outcomes if isinstance(outcome, Verdict)]
     assert len({verdict.tokens[-1] for verdict in verdicts}) == 1, "all say the same, none twice"
     assert all(
-        engine._holdings.states[number].cached == len(PROMPT) + 1
+        engine._kv_cache.states[number].cached == len(PROMPT) + 1
         for number in range(1, 6)
         if number not in bad
     )
@@ -245,7 +245,7 @@ def test_kept_prefixes_leave_a_row_to_who_comes_where_rows_pay(load: Load) -> No
         take_in(engine, n, [n, *PROMPT[1:]])
         engine.release(n, 1)
     text = answered(engine, 99, 60, first=99)
-    assert isinstance(engine._holdings.slots(engine._holdings.states[99], 0, len(text)), range)
+    assert isinstance(engine._kv_cache.slots(engine._kv_cache.states[99], 0, len(text)), range)
 
 
 def test_nobody_finds_pages_that_a_failed_pass_may_have_written(load: Load) -> None:
@@ -292,13 +292,13 @@ def test_a_prompt_of_an_older_epoch_gives_way_to_the_newer_one(load: Load) -> No
 
 def test_what_made_no_numbers_is_in_no_cache(load: Load) -> None:
     engine = load(page_size=8)
-    prefixes = engine._holdings.prefixes
+    prefixes = engine._kv_cache.prefixes
     take_in(engine, 1, PROMPT)
     engine.release(1, 1)
     assert len(prefixes.match(PROMPT, "", needs_rows=False)) == 2
     line_up(engine, 2, PROMPT)
     run_all(engine)
-    engine._holdings.states[2].last_logits.fill_(torch.nan)  # type: ignore[union-attr]
+    engine._kv_cache.states[2].last_logits.fill_(torch.nan)  # type: ignore[union-attr]
     refusal = engine.first_token(2)
     assert isinstance(refusal, Refusal)
     engine.release(2, 1)
@@ -314,7 +314,7 @@ def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(load: Load) -> None
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    engine._holdings.store.put_later = full
+    engine._kv_cache.store.put_later = full
     say(engine, {2: other})
     assert other == calm
-    assert not engine._holdings.states[2].keep_features
+    assert not engine._kv_cache.states[2].keep_features

@@ -54,20 +54,20 @@ def test_a_prompt_goes_on_from_the_longest_state_of_its_tenant(kind: str, tmp_pa
     assert served.attention_path == "stateful"
     first, others = prompt(150, 1), [prompt(150, 2), [*prompt(150, 1)[:100], *prompt(60, 3)]]
     assert prefilled(served, 0, first, salt="one") == 0
-    logits = served._holdings.states[0].last_logits.clone()
+    logits = served._kv_cache.states[0].last_logits.clone()
     found = [prefilled(served, 1, first, salt="one"), prefilled(served, 2, first, salt="two")]
     found += [prefilled(served, 3 + n, ids, salt="one") for n, ids in enumerate(others)]
     assert found == [144, 0, 0, 64]  # the last state is where a chunk ended
     assert prefilled(served, 5, first, salt="one") == 144, "again, and the state is as it was kept"
     for key in (1, 2, 5):
         torch.testing.assert_close(
-            served._holdings.states[key].last_logits, logits, atol=2e-3, rtol=1e-4
+            served._kv_cache.states[key].last_logits, logits, atol=2e-3, rtol=1e-4
         )
     with torch.inference_mode():
         whole = served.target.model(input_ids=torch.tensor([others[1]]), use_cache=False).logits[
             0, -1
         ]
-    torch.testing.assert_close(served._holdings.states[4].last_logits, whole, atol=2e-3, rtol=1e-4)
+    torch.testing.assert_close(served._kv_cache.states[4].last_logits, whole, atol=2e-3, rtol=1e-4)
 
 
 def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_rows_of_what_was_found_are_those_that_were_made(tmp_path: Path) -> None
 
 def test_states_stay_within_their_bytes_and_the_oldest_goes_first(mamba: Path) -> None:
     served = engine(mamba, max_sequences=64)
-    states = served._holdings.prefixes.states
+    states = served._kv_cache.prefixes.states
     prefilled(served, 0, prompt(20, 0))
     one = states.bytes
     assert one > 0
@@ -102,7 +102,7 @@ def test_states_stay_within_their_bytes_and_the_oldest_goes_first(mamba: Path) -
 
 def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(mamba: Path) -> None:
     served, shared = engine(mamba), prompt(250, 0)
-    states = served._holdings.prefixes.states
+    states = served._kv_cache.prefixes.states
     prefilled(served, 0, [*shared, *prompt(200, 1)])
     assert [kept.length for kept in states._kept.values()] == [64, 128, 256, 448]
     assert prefilled(served, 1, [*shared, *prompt(20, 2)]) == 128
@@ -111,7 +111,7 @@ def test_a_state_is_kept_where_prompts_part_and_few_of_a_long_one(mamba: Path) -
 
 def test_a_beginning_that_is_shared_outlives_the_states_of_one_long_prompt(mamba: Path) -> None:
     served, shared = engine(mamba), prompt(33, 0)
-    states = served._holdings.prefixes.states
+    states = served._kv_cache.prefixes.states
     prefilled(served, 0, shared)
     states._most = 4 * states.bytes
     assert prefilled(served, 1, [*shared, *prompt(30, 1)]) == 32
@@ -156,7 +156,7 @@ def test_who_finds_no_memory_for_a_kept_state_holds_nothing_and_runs_all_of_it_l
         refusal = served.open(Cursor(1, 1, 0, 60), GREEDY, 80, False, token_ids=ids)
     assert refusal.reason is RefusalReason.NO_PAGES
     assert served.held == before
-    assert served._holdings.prefixes.states.bytes == 0
+    assert served._kv_cache.prefixes.states.bytes == 0
     assert prefilled(served, 1, ids) == 0
     before = served.held
 
@@ -178,7 +178,7 @@ def test_where_nothing_is_shared_prompts_run_in_whole_chunks(kind: str, tmp_path
     served = engine(tmp_path, prefix_cache=kind == "jamba")
     assert not served.shares_prefixes
     assert served.open(Cursor(9, 1, 0, 20), GREEDY, 40, False, token_ids=prompt(20, 2)) is None
-    assert served._holdings.chunk_end(served._holdings.states[9], 64) == 20
+    assert served._kv_cache.chunk_end(served._kv_cache.states[9], 64) == 20
     assert [prefilled(served, key, prompt(40, 1)) for key in (0, 1)] == [0, 0]
 
 

@@ -129,7 +129,7 @@ def test_verdicts_and_rows_are_those_of_passes_that_are_not_split(real: Real) ->
     ):
         assert [each.tokens for each in outcomes] == [each.tokens for each in expected]
     for sequence in (1, 2, 5):
-        length = whole._holdings.states[sequence].committed_len
+        length = whole._kv_cache.states[sequence].committed_len
         kept = [engine.features(Cursor(sequence, 1, 0, length), 0) for engine in (whole, apart)]
         assert all(isinstance(each, FeatureRun) for each in kept)
         torch.testing.assert_close(rows_of(kept[0]), rows_of(kept[1]), rtol=0, atol=0)
@@ -349,7 +349,7 @@ def test_an_order_tells_what_the_form_of_each_answer_lets_come(engine: Any) -> N
         said = take_in(engine, number)
         rows.append(OrderRow(number, 1, 9, len(said), said[-1], 3, 0))
         assert not engine.kept_rows(rows[-1:]).masks, "nobody has a form"
-        engine._holdings.states[number].matcher = matcher
+        engine._kv_cache.states[number].matcher = matcher
     word = [np.full(2, each, np.int32).tobytes() for each in (7, 8)]
     assert engine.kept_rows(rows).masks == [word[0], b"", word[1], b"", b""]
     assert engine.kept_rows(rows[::-1]).masks == [b"", b"", word[1], b"", word[0]]

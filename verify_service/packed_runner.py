@@ -28,10 +28,10 @@ from dspark.types import InForm, Refusal, RefusalReason, ScoredPrompt, ScoredTok
 from verify_service.batch_runner import BatchRow, ExecutedBatch, PreparedBatch, PromptChunk, RuleSaw
 from verify_service.drafts import sound
 from verify_service.feature_store import PART, FeatureStore
-from verify_service.judging import Sampler, masks_of, shaper_of, told
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
+from verify_service.sampler import Sampler, masks_of, shaper_of, told
 from verify_service.sequences import CachedSequence, VerifyItem, failed
 
 # Cohorts of MANY or more sequences are watched in one of EVERY rounds only: these give enough
@@ -73,18 +73,18 @@ class _Made(NamedTuple):
     taps: Tensor | None  # the taps to project them from later
 
 
-class PackedStep:
+class PackedRunner:
     """The `BatchRunner` of a real target."""
 
     def __init__(
         self,
         runner: Runner,
-        holdings: KVCacheManager,
+        kv_cache: KVCacheManager,
         sampler: Sampler,
         store: FeatureStore | None = None,
     ) -> None:
-        """store: of feature rows, the same as in `holdings`."""
-        self._runner, self._holdings, self._sampler, self._store = runner, holdings, sampler, store
+        """store: of feature rows, the same as in `kv_cache`."""
+        self._runner, self._kv_cache, self._sampler, self._store = runner, kv_cache, sampler, store
         self._watch = DrawsWatch(secrets.randbits(128))  # its noise is a secret of this process
         self._rounds = 0
         self._ahead = runner.device.type != "cpu"
@@ -96,18 +96,18 @@ class PackedStep:
         self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
     ) -> PreparedBatch[_Inputs]:
         """Builds the inputs of a pass from sequences and their pages."""
-        began, holdings = time.perf_counter_ns(), self._holdings
+        began, kv_cache = time.perf_counter_ns(), self._kv_cache
         rows: list[BatchRow[_Inputs]] = []
         for item in items:
-            state, ids = holdings.states[item.cursor.sequence], [item.anchor, *item.draft_ids]
-            slots = holdings.slots(state, 0, state.cached + len(ids))
+            state, ids = kv_cache.states[item.cursor.sequence], [item.anchor, *item.draft_ids]
+            slots = kv_cache.slots(state, 0, state.cached + len(ids))
             segment = Segment(state, state.cached, ids, slots, state.given)
             inputs = _Inputs(segment, shaper_of(state), masks_of(state, item))
             rows.append(BatchRow(item, state, len(ids), inputs))
         placed = []
         for chunk in chunks:
             stop = chunk.state.cached + len(chunk.token_ids)
-            placed.append(chunk._replace(slots=holdings.slots(chunk.state, 0, stop)))
+            placed.append(chunk._replace(slots=kv_cache.slots(chunk.state, 0, stop)))
         return PreparedBatch(rows, placed, began)
 
     def execute(self, prepared: PreparedBatch[_Inputs]) -> ExecutedBatch:
@@ -215,13 +215,13 @@ class PackedStep:
     def commit(self, executed: ExecutedBatch) -> list[Verdict | Refusal]:
         """Commits a pass to its sequences; returns each outcome. Those dropped since keep their
         pages until the pass has ended, and what is written there is of no more use."""
-        holdings, prepared = self._holdings, executed.prepared
+        kv_cache, prepared = self._kv_cache, executed.prepared
         made: _Made = executed.made
         outcomes: list[Verdict | Refusal] = []
         for (item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
             if isinstance(decided, Refusal):
                 if decided.reason is RefusalReason.INTERNAL:
-                    holdings.forget_prefix(state)
+                    kv_cache.forget_prefix(state)
                 outcomes.append(decided)
             else:
                 masks = inputs.masks
@@ -232,8 +232,8 @@ class PackedStep:
         ):
             _commit_chunk(chunk, scored)
             if chunk.state.broken is not None:
-                holdings.forget_prefix(chunk.state)
-            holdings.keep_state(chunk.state)
+                kv_cache.forget_prefix(chunk.state)
+            kv_cache.keep_state(chunk.state)
             if logits is not None:
                 chunk.state.last_logits = logits
         try:
@@ -245,7 +245,7 @@ class PackedStep:
         for chunk in prepared.chunks:
             if chunk.state.prefilled:
                 # after `_keep`, as prefixes share feature rows too
-                holdings.keep_prefix(chunk.state)
+                kv_cache.keep_prefix(chunk.state)
         return outcomes
 
     def _commit_item(
@@ -275,7 +275,7 @@ class PackedStep:
         rows, taps, kept = made.rows, made.taps, made.committed
         if not kept or self._store is None:
             return
-        slots = self._holdings.where(
+        slots = self._kv_cache.where(
             [(each.state, each.start, len(each.token_ids)) for each in kept]
         )
         if rows is not None:
