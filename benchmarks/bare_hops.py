@@ -21,7 +21,7 @@ import numpy as np
 from dspark.rounds.events import OrderRow
 from dspark.runtime.channel import sync_channel
 from dspark.runtime.process import keep_freed_memory
-from dspark.synthetic.pace import Pace
+from dspark.synthetic.pace import DevicePace
 from dspark.wire import orders
 from dspark.wire.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 
@@ -50,7 +50,7 @@ class BareDrafter(draft_pb2_grpc.DraftServicer):
 
 def _pass(seconds: float) -> None:
     """Waits `seconds`. A sleep alone would end late, by a tenth of what is measured."""
-    Pace.sleep_until(time.perf_counter_ns() + int(seconds * 1e9))
+    DevicePace.sleep_until(time.perf_counter_ns() + int(seconds * 1e9))
 
 
 def _rows(features: types_pb2.TensorChunk) -> int:

@@ -37,7 +37,7 @@ DEFAULT = "default"  # the cell's own policy: none is named
 
 
 @dataclass
-class Spent:
+class DomainAnswers:
     """Answers of one policy to the prompts of one domain."""
 
     came: int = 0  # tokens that came in `wall_s`, those of answers that were cut off, too
@@ -69,7 +69,7 @@ def _options(policy: str, tokens: int) -> Options:
 
 
 async def ask(
-    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
+    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: DomainAnswers
 ) -> None:
     """Asks the prompts, `streams` at a time, and adds the answers to `into`: all of them at one
     stream, else on and on until A_TURN a stream came."""
@@ -86,7 +86,7 @@ async def ask(
 
 
 async def _on_and_on(
-    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: Spent
+    client: AsyncClient, prompts: Sequence[Prompt], policy: str, streams: int, into: DomainAnswers
 ) -> None:
     """So no stream waits for the last one, which drafts for others do not help. First answers are
     cut: answers that all end in one pass would bring all prompts into the next, and plain decoding
@@ -129,11 +129,11 @@ def parts(prompts: Sequence[Prompt], streams: int) -> list[list[Prompt]]:
 
 async def in_turns(
     client: AsyncClient, prompts: Sequence[Prompt], streams: int, turns: int
-) -> tuple[dict[str, Spent], float]:
+) -> tuple[dict[str, DomainAnswers], float]:
     """Measures plain decoding and the default on the same prompts, part by part, so that a
     disturbance hits both alike; which one begins alternates. Returns both, and the standard error
     of their ratio over the parts."""
-    spent = {policy: Spent() for policy in ("off", DEFAULT)}
+    spent = {policy: DomainAnswers() for policy in ("off", DEFAULT)}
     each: list[float] = []
     for turn in range(turns):
         for part in parts(prompts, streams):
@@ -145,7 +145,7 @@ async def in_turns(
     return spent, statistics.stdev(each) / math.sqrt(len(each))
 
 
-def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
+def _point(spent: dict[str, DomainAnswers], error: float) -> dict[str, float]:
     off, ours = (total.came / total.wall_s for total in spent.values())
     return {
         "off_tok_s": round(off, 1),
@@ -156,10 +156,11 @@ def _point(spent: dict[str, Spent], error: float) -> dict[str, float]:
     }
 
 
-async def at_lengths(client: AsyncClient, prompts: Sequence[Prompt]) -> list[Spent]:
+async def at_lengths(client: AsyncClient, prompts: Sequence[Prompt]) -> list[DomainAnswers]:
     """Measures every fixed length on the prompts; plain decoding, of length none, first."""
     spent = {
-        policy: Spent() for policy in ("off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1)))
+        policy: DomainAnswers()
+        for policy in ("off", *(f"fixed:{slots}" for slots in range(1, BLOCK + 1)))
     }
     for prompt, backwards in zip(prompts, itertools.cycle((False, True)), strict=False):
         for policy in list(spent)[:: -1 if backwards else 1]:
@@ -167,7 +168,7 @@ async def at_lengths(client: AsyncClient, prompts: Sequence[Prompt]) -> list[Spe
     return list(spent.values())
 
 
-def round_times(domains: Iterable[Sequence[Spent]]) -> list[float]:
+def round_times(domains: Iterable[Sequence[DomainAnswers]]) -> list[float]:
     """Seconds of a round of every length, plain decoding's (one token) first."""
     lengths = list(zip(*domains, strict=True))
     seconds = [sum(spent.seconds for spent in length) for length in lengths]
@@ -175,7 +176,7 @@ def round_times(domains: Iterable[Sequence[Spent]]) -> list[float]:
     return [spent / count for spent, count in zip(seconds, rounds, strict=True)]
 
 
-def bound(plain: Spent, longest: Spent, round_s: Sequence[float]) -> dict[str, Any]:
+def bound(plain: DomainAnswers, longest: DomainAnswers, round_s: Sequence[float]) -> dict[str, Any]:
     """The best fixed length's ratio to plain decoding, that length, and the survival of each
     slot."""
     survival = [longest.survival(slot) for slot in range(1, BLOCK + 1)]
@@ -194,11 +195,11 @@ def bound(plain: Spent, longest: Spent, round_s: Sequence[float]) -> dict[str, A
 
 async def compare(pair: Pair, turns: Mapping[int, int]) -> dict[str, Any]:
     points: dict[str, dict[str, Any]] = {}
-    spent: dict[str, list[Spent]] = {}
+    spent: dict[str, list[DomainAnswers]] = {}
     with ProcessCell(pair.target, pair.drafter) as cell:
         async with AsyncClient(cell.endpoint) as client:
             for policy in ("off", DEFAULT):  # the planner's first rounds are not what is compared
-                await ask(client, pair.prompts(DOMAINS[0], 4), policy, 2, Spent())
+                await ask(client, pair.prompts(DOMAINS[0], 4), policy, 2, DomainAnswers())
             for domain in DOMAINS:
                 spent[domain] = await at_lengths(client, pair.prompts(domain, PROMPTS[1]))
                 points[domain] = {}

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.by_domain import DEFAULT, TOKENS, Spent, ask, in_turns
+from benchmarks.by_domain import DEFAULT, TOKENS, DomainAnswers, ask, in_turns
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
 from benchmarks.row import Program
 from coordinator.http.template import find_template
@@ -124,7 +124,7 @@ def _chat(client: Client, pair: Pair) -> None:
 async def _compare(pair: Pair, budget_s: float) -> list[dict[str, Any]]:
     print("\nthe same questions without drafts and with them, in turns ...", flush=True)
     async with AsyncClient() as client:
-        await ask(client, pair.prompts(DOMAINS[0], 1), "off", 1, first := Spent())
+        await ask(client, pair.prompts(DOMAINS[0], 1), "off", 1, first := DomainAnswers())
         count = int(budget_s / (len(DOMAINS) * 2 * REPETITIONS * first.wall_s))
         count = max(PROMPTS[0], min(PROMPTS[1], count))
         print("\ndomain     prompts  tokens a round  tok/s off  tok/s  ratio", flush=True)
@@ -139,7 +139,7 @@ async def _compare(pair: Pair, budget_s: float) -> list[dict[str, Any]]:
     return domains
 
 
-def _row(domain: str, prompts: int, plain: Spent, drafted: Spent) -> dict[str, Any]:
+def _row(domain: str, prompts: int, plain: DomainAnswers, drafted: DomainAnswers) -> dict[str, Any]:
     """One line of the table. Rates are all tokens over all time, one stream, client included."""
     off, ours = (sum(map(len, spent.ids)) / spent.wall_s for spent in (plain, drafted))
     tokens_per_round = drafted.tokens / drafted.rounds if drafted.rounds else 1.0

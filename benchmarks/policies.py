@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.pair import Pair, leave_in_order, shipped_pair
 from benchmarks.real_cell import FILES, cell, questions, sampling, windowed, worked
 from benchmarks.row import Program, Row
-from benchmarks.turns import Book, Tournament
+from benchmarks.turns import SavedMeasurements, Tournament
 from coordinator.http.template import question_renderer
 from coordinator.simulation.scenario import Scenario
 from deploy.processes import ProcessCell
@@ -54,7 +54,7 @@ class Measuring:
     window_s: float
     window_stream_s: float = 0.0
 
-    async def tok_s(self, served: Served, policy: str, streams: int) -> float:
+    async def tok_s(self, served: MeasuredCell, policy: str, streams: int) -> float:
         options: Options = served.options | {"policy": policy}
         if answers := self.work.get(streams):
             return await worked(served.endpoint, options, served.asked(), streams, answers)
@@ -76,7 +76,7 @@ QUICK_MEASURING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class MeasuredCell:
     """A running cell, and its requests: the same for every policy."""
 
     endpoint: str
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         "file": args.file.name,
         "answers": ANSWERS,
     }
-    book = Book(
+    book = SavedMeasurements(
         args.save, settings | {part: dataclasses.asdict(how) for part, how in measuring.items()}
     )
     loads = QUICK_LOADS if args.quick else LOADS
@@ -132,19 +132,19 @@ def _row(part: str, drafter: str | None, value: dict[str, dict[str, Any]]) -> Ro
 
 
 @contextmanager
-def _synthetic(args: argparse.Namespace) -> Iterator[Served]:
+def _synthetic(args: argparse.Namespace) -> Iterator[MeasuredCell]:
     scenario = Scenario(load_spec(args.file), concurrency=1, answer_tokens=ANSWERS)
     with cell(args.file) as running:
-        yield Served(running.endpoint, sampling(scenario), lambda: questions(scenario))
+        yield MeasuredCell(running.endpoint, sampling(scenario), lambda: questions(scenario))
 
 
 @contextmanager
-def _pair(args: argparse.Namespace) -> Iterator[Served]:
+def _pair(args: argparse.Namespace) -> Iterator[MeasuredCell]:
     pair = shipped_pair()
     if args.drafter is not None:
         pair = dataclasses.replace(pair, drafter=locate(args.drafter))
     with ProcessCell(pair.target, pair.drafter) as running:
-        yield Served(
+        yield MeasuredCell(
             running.endpoint, Options(temperature=0.0, ignore_eos=True), lambda: _mixed(pair)
         )
 

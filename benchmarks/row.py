@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from dspark.cli.options import Help
+from dspark.cli.options import HelpFormatter
 from dspark.loadgen.report import machine
 
 
@@ -38,7 +38,7 @@ class Row:
         return 1 if self.holds is False else 0
 
 
-class _Help(Help, argparse.RawDescriptionHelpFormatter):
+class _Help(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     pass
 
 

@@ -100,7 +100,7 @@ def ship(args: argparse.Namespace) -> None:
             keep=args.keep,
         )
         print(table(report), flush=True)
-        log = record.Log(run / LOG)
+        log = record.StepLog(run / LOG)
         shutil.copyfile(log.path, folder / "training.csv")
         record.draw(log, CURVES, folder / "training.png")
         shutil.copyfile(measured / "acceptance.png", folder / "acceptance.png")

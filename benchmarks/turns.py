@@ -39,7 +39,7 @@ def ratios(ahead: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ahead, other, strict=True)]
 
 
-class Book:
+class SavedMeasurements:
     """Measurements by (part, load, policy), in order of turns. Those in the file `path` are not
     made again; with None nothing is kept."""
 
@@ -88,7 +88,7 @@ class Tournament:
 
     part: str
     rate: Rate
-    book: Book
+    book: SavedMeasurements
     turns: int
 
     async def run(self, loads: Sequence[int]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from coordinator.workers.clients import ControlClient
 from deploy.processes import ProcessCell
 from dspark.rounds.control import Admission, Down, DrafterAt, PassReport, Up
 from dspark.rounds.events import Acknowledged, Admit
-from dspark.rounds.plan import PLAIN, Plan, PlanKind, Terms
+from dspark.rounds.plan import PLAIN, BlockTerms, Plan, PlanKind
 from dspark.runtime.channel import WORKER_WATCH_MS, open_channel
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2_grpc, types_pb2, verify_pb2_grpc
@@ -134,7 +134,7 @@ async def _rounds(workers: ProcessCell, setting: RoundSetting) -> AsyncIterator[
             token=None,
         )
         rounds = Acknowledges(port)
-        terms = Terms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
+        terms = BlockTerms(PlanKind.FIXED, its.block_size) if setting.drafts else PLAIN
         plan = Plan(terms, setting.cohorts, 2, setting.draft_s)
         admissions = [_admission(number) for number in range(setting.sequences)]
         port.tell([DrafterAt(1, drafter, its.incarnation), plan, *admissions])

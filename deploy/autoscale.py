@@ -40,7 +40,7 @@ class PoolReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class PoolNeed:
     """Replicas that a pool needs. at_least: how many now. enough: how many suffice with headroom.
     why: the reason in a few words, for the log."""
 
@@ -50,7 +50,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PoolHistory:
     """State of one pool between looks. Times are those of the caller's clock."""
 
     short_since: float | None = None
@@ -60,13 +60,13 @@ class Memory:
     rests_until: float = float("-inf")
 
 
-def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
+def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> PoolNeed:
     """Drafters needed for the work that is done, `size * drafter_busy` drafters' full time, and for
     cohorts not to wait too long."""
     if not reading.streams:
-        return Need(0, 0, "no streams")
+        return PoolNeed(0, 0, "no streams")
     if size == 0 or reading.drafter_busy is None:
-        return Need(1, max(size, 1), "streams without a drafter")
+        return PoolNeed(1, max(size, 1), "streams without a drafter")
     work = size * reading.drafter_busy
     at_least = max(1, _replicas(work, config.drafter_busy))
     why = f"drafters are {reading.drafter_busy:.0%} busy"
@@ -74,10 +74,10 @@ def drafters_needed(reading: PoolReading, size: int, config: AutoscaleConfig) ->
         at_least, why = size + 1, f"cohorts wait {reading.draft_wait_s * 1e3:.1f} ms for a drafter"
     calm = reading.draft_wait_s * 1e3 <= config.headroom * config.draft_wait_ms
     enough = max(1, _replicas(work, config.headroom * config.drafter_busy)) if calm else size
-    return Need(at_least, max(enough, at_least), why)
+    return PoolNeed(at_least, max(enough, at_least), why)
 
 
-def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> Need:
+def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -> PoolNeed:
     """Verifiers needed for pages in use, wait for admission and promised latencies; the largest of
     these needs counts."""
     at_least = max(1, _replicas(size * reading.pages, config.verifier_pages))
@@ -98,26 +98,28 @@ def verifiers_needed(reading: PoolReading, size: int, config: AutoscaleConfig) -
         enough = max(enough, min(size, math.ceil(size * seconds / (config.headroom * limit))))
     if reading.queued:
         enough = max(enough, size)
-    return Need(at_least, max(enough, at_least), why)
+    return PoolNeed(at_least, max(enough, at_least), why)
 
 
 def step(
-    memory: Memory,
+    memory: PoolHistory,
     size: int,
-    need: Need,
+    need: PoolNeed,
     bounds: tuple[int, int],
     patience: AutoscaleConfig,
     now: float,
-) -> tuple[Memory, int]:
+) -> tuple[PoolHistory, int]:
     """Decides the size of a settled pool that has `size` replicas. bounds: fewest and most. Returns
     the pool's new state and its wanted size."""
     least, most = bounds
-    need = Need(min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why)
+    need = PoolNeed(
+        min(max(need.at_least, least), most), min(max(need.enough, least), most), need.why
+    )
     idle_since = (
         None if need.enough else memory.idle_since if memory.idle_since is not None else now
     )
     memory, rested = replace(memory, idle_since=idle_since), now >= memory.rests_until
-    changed = Memory(idle_since=idle_since, rests_until=now + patience.cool_down_s)
+    changed = PoolHistory(idle_since=idle_since, rests_until=now + patience.cool_down_s)
     if need.at_least > size:
         since = memory.short_since if memory.short_since is not None else now
         awakened = size == 0  # requests wait for the first replica
@@ -143,7 +145,7 @@ class Autoscaler:
     def __init__(self, config: AutoscaleConfig) -> None:
         self.config = config
         self.why: dict[str, str] = {}  # reason of the last decision, by pool
-        self._memory = dict.fromkeys(config.bounds, Memory())
+        self._memory = dict.fromkeys(config.bounds, PoolHistory())
 
     def look(
         self, reading: PoolReading, verifiers: int, drafters: int, now: float
@@ -166,14 +168,15 @@ class Autoscaler:
         """Forgets how long pools have been too small, too large or idle: while replicas start or
         leave nobody looks, so what comes after is not without a break. Rests go on."""
         self._memory = {
-            pool: Memory(rests_until=memory.rests_until) for pool, memory in self._memory.items()
+            pool: PoolHistory(rests_until=memory.rests_until)
+            for pool, memory in self._memory.items()
         }
 
     def rest(self, now: float) -> None:
         """Lets both pools rest after an operator or the controller resized them: earlier readings
         say nothing about the new sizes."""
         self._memory = dict.fromkeys(
-            self.config.bounds, Memory(rests_until=now + self.config.cool_down_s)
+            self.config.bounds, PoolHistory(rests_until=now + self.config.cool_down_s)
         )
 
 

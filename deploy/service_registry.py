@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Room:
+class ServiceProcess:
     """A room that runs as a process. service: full name of the gRPC service to probe."""
 
     package: str
@@ -29,12 +29,14 @@ class Room:
 
 
 ROOMS = {
-    ProcessRole.COORDINATOR: Room("coordinator", "CoordinatorConfig", "dspark.wire.v1.Generation"),
-    ProcessRole.VERIFY: Room("verify_service", "VerifyConfig", "dspark.wire.v1.Verify"),
-    ProcessRole.FRONTEND: Room(
+    ProcessRole.COORDINATOR: ServiceProcess(
+        "coordinator", "CoordinatorConfig", "dspark.wire.v1.Generation"
+    ),
+    ProcessRole.VERIFY: ServiceProcess("verify_service", "VerifyConfig", "dspark.wire.v1.Verify"),
+    ProcessRole.FRONTEND: ServiceProcess(
         "coordinator.frontend", "FrontendConfig", "dspark.wire.v1.Generation"
     ),
-    ProcessRole.DRAFT: Room("draft_service", "DraftConfig", "dspark.wire.v1.Draft"),
+    ProcessRole.DRAFT: ServiceProcess("draft_service", "DraftConfig", "dspark.wire.v1.Draft"),
 }
 
 

@@ -22,7 +22,7 @@ from deploy.ray_environment import driving
 from dspark.errors import DsparkError
 from dspark.runtime.identity import state_dir
 from dspark.training.disk import only_writer
-from dspark.training.record import Log
+from dspark.training.record import StepLog
 from dspark.training.settings import Settings
 from dspark.training.trainer import LOG, MODEL, train_drafter
 
@@ -104,7 +104,7 @@ def _following(out: Path, say: Say) -> Iterator[None]:
     def follow() -> None:
         shown = 0.0
         while not over.wait(FOLLOW_EVERY_S):
-            rows = Log(out / LOG).read() if (out / LOG).exists() else {}
+            rows = StepLog(out / LOG).read() if (out / LOG).exists() else {}
             if rows.get("step") and rows["step"][-1] > shown:
                 shown = rows["step"][-1]
                 say(f"step {shown:.0f}: loss {rows['loss'][-1]:.4f}, tau {rows['tau'][-1]:.2f}")

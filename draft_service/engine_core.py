@@ -16,7 +16,7 @@ from typing import Any
 from draft_service.config import DraftConfig
 from draft_service.context_table import ContextTable
 from draft_service.interface import DrafterShape, DraftItem, Rows
-from dspark.pages import Held
+from dspark.pages import EngineUsage
 from dspark.types import Block, Cursor, EmptyReason, Refusal
 from dspark.wire.v1 import types_pb2
 
@@ -50,9 +50,9 @@ class DraftEngineCore(ABC):
         return int(min(self.config.q_entries, self.shape.vocab_size))
 
     @property
-    def held(self) -> Held:
+    def held(self) -> EngineUsage:
         pages = self._contexts.pages
-        return Held(len(self._contexts), pages.total - pages.free, pages.total)
+        return EngineUsage(len(self._contexts), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Reserves rows for a sequence, or returns why not. Rows past `context_length` are not

@@ -18,7 +18,7 @@ from draft_service.interface import DrafterShape, DraftItem, Rows
 from dspark.errors import PeerError
 from dspark.synthetic.blocks import BlockMaker
 from dspark.synthetic.oracle import SyntheticOracle
-from dspark.synthetic.pace import Pace
+from dspark.synthetic.pace import DevicePace
 from dspark.synthetic.rows import Values, first_token, read_rows
 from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Block, Refusal, RefusalReason
@@ -44,7 +44,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         self.spec = spec
         self._oracle = SyntheticOracle(spec)
         self._blocks = BlockMaker(self._oracle, min(config.q_entries, spec.vocabulary))
-        self._pace = Pace(spec.jitter, spec.seed + 1)
+        self._pace = DevicePace(spec.jitter, spec.seed + 1)
         contexts = ContextTable(
             _Context,
             tokens=config.context_tokens,

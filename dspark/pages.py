@@ -27,7 +27,7 @@ SHORT = 16  # numbers of a run, up to which an array of its own takes longer tha
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class EngineUsage:
     """Sequences and pages that a worker's engine holds at this moment."""
 
     sequences: int

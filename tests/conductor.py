@@ -12,8 +12,8 @@ from typing import Any
 
 from coordinator.workers.clients import ControlClient
 from dspark.rounds.control import Admission, DrafterAt, Draining, PassReport, Up
-from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, How, Release, Released
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Release, Released, ReleaseMode
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.runtime.channel import open_channel
 from dspark.types import Refusal, SamplingParams
 
@@ -99,7 +99,7 @@ class Conductor:
         """Their clients have heard enough."""
         for answer in answers:
             answer.done.set()
-            self.port.tell([Release(answer.number, answer.epoch, How.DROP)])
+            self.port.tell([Release(answer.number, answer.epoch, ReleaseMode.DROP)])
 
     # What it hears.
 
@@ -134,7 +134,7 @@ class Conductor:
             answer.rounds.append(round)
             if answer.ended:
                 answer.done.set()
-                orders.append(Release(round.sequence, round.epoch, How.DROP))
+                orders.append(Release(round.sequence, round.epoch, ReleaseMode.DROP))
             elif not self.holds_back:
                 orders.append(Acknowledged(round.sequence, round.epoch, round.round))
         self.port.tell(orders)
@@ -167,4 +167,4 @@ async def conducting(verifier: Any, plan: Plan) -> AsyncIterator[Conductor]:
 
 
 def planned(kind: PlanKind, slots: int, *, window: int = 0) -> Plan:
-    return Plan(Terms(kind, slots), 1, window, 0.002)
+    return Plan(BlockTerms(kind, slots), 1, window, 0.002)

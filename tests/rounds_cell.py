@@ -23,10 +23,10 @@ from coordinator.requests.request import Request
 from coordinator.simulation.drafter import SimulatedDrafter
 from coordinator.simulation.pair import SimulatedBlock, SimulatedContext, SimulatedPair
 from coordinator.simulation.verifier import SimulatedVerifier
-from coordinator.simulation.world import Device, Hops, KVShape, World
+from coordinator.simulation.world import Device, HopDelays, KVShape, World
 from dspark.rounds.control import Down, Listener, PassReport, Up
 from dspark.rounds.events import RoundReport
-from dspark.rounds.orders import Waits
+from dspark.rounds.orders import OrderTimeouts
 from dspark.rounds.policy import parse_policy
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import SyntheticSpec, read_spec
@@ -185,12 +185,12 @@ class RoundsCell:
         config = CoordinatorConfig(**settings)
         self.admission = Scheduler(config, self.clock, self.metrics)
         self.world = World(
-            self.pair, costs(draft_ms), Hops(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)
+            self.pair, costs(draft_ms), HopDelays(1e-4, 0.0, 0.0, 0.0, 0.0), KVShape(pages, 4)
         )
         shared = LaneContext(self.clock, self.metrics, config, write)
         self.monitor, self.explain = shared.monitor, shared.explain
         self._shared, self.load, self._sink = shared, shared.load, sink
-        self._waits = Waits(deadline_s=0.05, patience_s=0.5, inline_rows=6)
+        self._waits = OrderTimeouts(deadline_s=0.05, patience_s=0.5, inline_rows=6)
         self._numbers, self._named = itertools.count(1), itertools.count()
         self.drafters: list[SimulatedDrafter] = []
         self.lanes: list[Lane] = []

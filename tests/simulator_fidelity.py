@@ -26,7 +26,7 @@ from benchmarks.real_cell import FILES, cell, questions, sampling, windowed
 from benchmarks.row import Row, note
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario
-from coordinator.simulation.world import Hops
+from coordinator.simulation.world import HopDelays
 from dspark.loadgen.run import LoadPlan
 from dspark.synthetic.spec import load_spec
 
@@ -136,12 +136,14 @@ async def measure(endpoint: str, scenario: Scenario) -> float:
     )
 
 
-def scaled(factor: float) -> Hops:
+def scaled(factor: float) -> HopDelays:
     """Everything that lies between, so many times as slow."""
-    return Hops(**{name: factor * value for name, value in dataclasses.asdict(Hops()).items()})
+    return HopDelays(
+        **{name: factor * value for name, value in dataclasses.asdict(HopDelays()).items()}
+    )
 
 
-def _fit(scenario: Scenario, tok_s: float) -> tuple[Hops, float]:
+def _fit(scenario: Scenario, tok_s: float) -> tuple[HopDelays, float]:
     """The factor on the hops at which the simulator meets one measured rate; it falls as hops
     grow."""
     low, high = 0.05, 20.0

@@ -124,7 +124,7 @@ class PreparedBatch(NamedTuple, Generic[T]):
         return self._replace(rows=[self.rows[place] for place in places], chunks=())
 
 
-class RuleSaw(NamedTuple):
+class RuleStatistics(NamedTuple):
     """Statistics of the acceptance rule for one batch, see `VerdictBatch`."""
 
     near_ties: int = 0
@@ -136,7 +136,7 @@ class ExecutedBatch(NamedTuple):
     """Result of a batch before it is committed. made: as its runner needs it."""
 
     prepared: PreparedBatch[Any]
-    saw: RuleSaw = RuleSaw()
+    saw: RuleStatistics = RuleStatistics()
     made: Any = None
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import structlog
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Admission, DrafterAt, Use
+from dspark.rounds.control import Admission, DrafterAt, DrafterUse
 from dspark.rounds.events import (
     BlocksCame,
     DrafterEvent,
@@ -33,7 +33,7 @@ from verify_service.drafter_stream import DrafterStream
 from verify_service.engine_core import EngineCore
 from verify_service.round_news import RoundNews
 from verify_service.row_feeds import RowFeeds
-from verify_service.row_stream import Sink
+from verify_service.row_stream import DrafterAddress
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -68,8 +68,8 @@ class AnsweredOrder(NamedTuple):
 
 @dataclass(slots=True)
 class _KnownPeer:
-    sink: Sink
-    use: Use = Use.YES
+    sink: DrafterAddress
+    use: DrafterUse = DrafterUse.YES
     stream: DrafterStream | None = None
     begun: float = 0.0  # when its stream was opened
     version: str = ""  # set by its welcome
@@ -107,9 +107,11 @@ class Drafters:
 
     def told_of(self, at: DrafterAt) -> list[Told]:
         # a known drafter keeps its stream
-        known = self._known.setdefault(at.drafter, _KnownPeer(Sink(at.endpoint, at.incarnation)))
+        known = self._known.setdefault(
+            at.drafter, _KnownPeer(DrafterAddress(at.endpoint, at.incarnation))
+        )
         known.use = at.use
-        if at.use is not Use.GONE:
+        if at.use is not DrafterUse.GONE:
             return []
         del self._known[at.drafter]
         return self._lose(at.drafter, known, "lost: gone") if known.stream is not None else []
@@ -146,7 +148,7 @@ class Drafters:
                 draft_pb2.RoundsCommand(close=draft_pb2.CloseContexts(sequences=[ref]))
             )
 
-    def sink(self, drafter: int) -> Sink | None:
+    def sink(self, drafter: int) -> DrafterAddress | None:
         """The sink of this drafter's feature rows; None without a stream."""
         known = self._known.get(drafter)
         return None if known is None or known.stream is None else known.sink
@@ -222,7 +224,7 @@ class Drafters:
         if known is None or not self._engine.projection:
             return None
         now = time.monotonic()
-        may = known.use is Use.YES and now >= known.broke + PAUSE_S
+        may = known.use is DrafterUse.YES and now >= known.broke + PAUSE_S
         if known.stream is None and may and known.sink.sound:
             hello = draft_pb2.RoundsHello(
                 drafter_incarnation=known.sink.incarnation,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from dspark.pages import Held
+from dspark.pages import EngineUsage
 from dspark.rounds.events import OrderRow
 from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
 from verify_service.batch_runner import (
@@ -35,6 +35,7 @@ from verify_service.batch_runner import (
 )
 from verify_service.config import VerifyConfig
 from verify_service.kv_cache_manager import KVCacheManager
+from verify_service.running_step import FAILED, Batch, RunningStep, halves
 from verify_service.sequences import (
     CachedSequence,
     VerifyItem,
@@ -45,7 +46,6 @@ from verify_service.sequences import (
     stale,
     unknown,
 )
-from verify_service.under_way import FAILED, Batch, UnderWay, halves
 
 # prompt tokens per round if `step_prefill_tokens` is 0
 RIDE_ALONG = {"cpu": 64, "cuda": 512}
@@ -92,7 +92,7 @@ class EngineCore(ABC):
         return self._kv_cache.store.width if self._kv_cache.store is not None else 0
 
     @property
-    def held(self) -> Held:
+    def held(self) -> EngineUsage:
         return self._kv_cache.held
 
     def _unserved(self, params: SamplingParams, scores: int | None) -> Refusal | None:
@@ -228,7 +228,7 @@ class EngineCore(ABC):
             raise step.failure
         return True
 
-    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> UnderWay | None:
+    def begin_prefill(self, *, short: bool = False, owner: int = 0) -> RunningStep | None:
         """Prepares the pass of `prefill_next`; None without one. short: as few tokens as ride in a
         round."""
         began = time.perf_counter_ns()
@@ -236,7 +236,7 @@ class EngineCore(ABC):
         while chunks := self._chunks(most, alone=owner):
             prepared = self._prepare((), chunks)
             if prepared.chunks:
-                return self._under_way(UnderWay(self._step, [], [Batch((), prepared)], began))
+                return self._under_way(RunningStep(self._step, [], [Batch((), prepared)], began))
         return None
 
     def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
@@ -280,7 +280,7 @@ class EngineCore(ABC):
             raise step.failure  # every pass failed: more likely the device than an item
         return judged
 
-    def begin(self, items: Sequence[VerifyItem]) -> UnderWay:
+    def begin(self, items: Sequence[VerifyItem]) -> RunningStep:
         """Prepares a cohort's step: then call its `run` on any thread, then `end` here. items: one
         per sequence, oldest first, with the pages that `grow` reserves."""
         began = time.perf_counter_ns()
@@ -299,9 +299,9 @@ class EngineCore(ABC):
                 waiting.extendleft(reversed(halves(indices)))
                 continue
             batches.append(Batch(indices, prepared))
-        return self._under_way(UnderWay(self._step, outcomes, batches, began))
+        return self._under_way(RunningStep(self._step, outcomes, batches, began))
 
-    def end(self, step: UnderWay) -> VerdictBatch:
+    def end(self, step: RunningStep) -> VerdictBatch:
         """Commits a step that has run."""
         judged = step.end()
         for state in step.states:
@@ -310,7 +310,7 @@ class EngineCore(ABC):
                 self._free(state)
         return judged
 
-    def _under_way(self, step: UnderWay) -> UnderWay:
+    def _under_way(self, step: RunningStep) -> RunningStep:
         for state in step.states:
             state.in_pass = True
         return step

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dspark.pages import Held, KVBlockPool, Slots, together
+from dspark.pages import EngineUsage, KVBlockPool, Slots, together
 from dspark.rounds.events import OrderRow
 from dspark.types import Refusal, RefusalReason
 from dspark.wire.orders import PackedRows
@@ -49,9 +49,9 @@ class KVCacheManager:
         self.prefixes = PrefixCache(self.pool, kept)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> EngineUsage:
         used = self.pool.total - self.pool.free - self.pool.idle
-        return Held(len(self.states), used, self.pool.total)
+        return EngineUsage(len(self.states), used, self.pool.total)
 
     def admit(
         self, state: CachedSequence, longest: int, token_ids: Sequence[int]

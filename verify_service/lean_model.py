@@ -30,7 +30,7 @@ _TRIAL = 24  # tokens of the longer of two trial sequences
 
 
 @dataclass
-class Lean:
+class LeanPatch:
     """Record of the replaced modules; `undo` restores the stock code."""
 
     layers: int = 0
@@ -56,10 +56,10 @@ class _Seen:
 
 
 @torch.inference_mode()
-def make_lean(model: Any) -> Lean:
+def make_lean(model: Any) -> LeanPatch:
     """Replaces layers, ends and the decoder loop of a model that uses the paged attention. A part
     that fails its trial keeps the stock code."""
-    lean = Lean()
+    lean = LeanPatch()
     layers = [layer for layer in decoder_layers(model) if fits(layer)]
     if not layers:
         return lean
@@ -142,7 +142,7 @@ def _close(made: Tensor, stock: Tensor) -> bool:
     return bool(float((made - stock).abs().max()) <= bound)
 
 
-def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
+def _replace_ends(model: Any, lean: LeanPatch, budget: int) -> None:
     """Replaces the last norm and the output head if they are ordinary ones."""
     decoder = model.get_decoder()
     norm, head = getattr(decoder, "norm", None), model.get_output_embeddings()
@@ -167,7 +167,7 @@ def _replace_ends(model: Any, lean: Lean, budget: int) -> None:
         lean.parts.append(head)
 
 
-def _straighten(decoder: Any, lean: Lean, seen: _Seen) -> None:
+def _straighten(decoder: Any, lean: LeanPatch, seen: _Seen) -> None:
     """Replaces the decoder's `forward` by a plain loop over its layers, without the library's masks
     and decorators, if the decoder has no other parts."""
     if {name for name, _ in decoder.named_children()} != _DECODER:

@@ -20,7 +20,7 @@ from verify_service import paged_attention, rotation
 from verify_service.graphs import Graphs
 from verify_service.kernels import Kernel
 from verify_service.kv_pool import KeyValuePool
-from verify_service.lean_model import Lean, make_lean
+from verify_service.lean_model import LeanPatch, make_lean
 from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
 from verify_service.plan import PassPlan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
@@ -81,7 +81,7 @@ class ModelRunner:
         page_size: int = 1,
     ) -> None:
         paged_attention.use_in(model)
-        self.lean = make_lean(model) if lean else Lean()
+        self.lean = make_lean(model) if lean else LeanPatch()
         self.device: torch.device = next(model.parameters()).device
         self.slot_page = page_size if kernel is not None else 1  # slots that are contiguous
         self._model, self._taps, self._kernel = model, taps, kernel

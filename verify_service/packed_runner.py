@@ -24,8 +24,14 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.decoding.shaping import Shaper
-from dspark.types import InForm, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
-from verify_service.batch_runner import BatchRow, ExecutedBatch, PreparedBatch, PromptChunk, RuleSaw
+from dspark.types import FormEffect, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from verify_service.batch_runner import (
+    BatchRow,
+    ExecutedBatch,
+    PreparedBatch,
+    PromptChunk,
+    RuleStatistics,
+)
 from verify_service.drafts import sound
 from verify_service.feature_store import PART, FeatureStore
 from verify_service.kv_cache_manager import KVCacheManager
@@ -139,7 +145,7 @@ class PackedRunner:
             if labels
             else []
         )
-        saw = RuleSaw(near_ties.total(), labels, draws)
+        saw = RuleStatistics(near_ties.total(), labels, draws)
         committed, first = list[_Committed](), 0
         for (item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
             if not isinstance(each, Refusal):
@@ -225,7 +231,9 @@ class PackedRunner:
                 outcomes.append(decided)
             else:
                 masks = inputs.masks
-                form = in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else InForm()
+                form = (
+                    in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else FormEffect()
+                )
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(
             prepared.chunks, made.scored, made.last_logits, strict=True
@@ -255,7 +263,7 @@ class PackedRunner:
         accepted: int,
         next_token: int,
         logprobs: tuple[ScoredToken, ...],
-        form: InForm,
+        form: FormEffect,
     ) -> Verdict | Refusal:
         """Advances the grammar matcher and the sequence by the committed tokens."""
         tokens = (*item.draft_ids[:accepted], next_token)

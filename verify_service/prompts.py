@@ -11,25 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from dspark.rounds.control import Admission, Started
+from dspark.rounds.control import Admission, PrefillStats
 from dspark.types import Cursor, Refusal, ScoredToken, scores_problem
 from verify_service.batch_runner import Grammar
 from verify_service.engine_core import EngineCore
+from verify_service.running_step import RunningStep
 from verify_service.sequences import CachedSequence, failed, invalid
-from verify_service.under_way import UnderWay
 
 IDLE_S = 0.02  # without a round, after which no sequence counts as decoding
 LIVELY_S = 0.5  # after the last round, while another may begin soon: chunks stay short
 
 
-class Began(NamedTuple):
+class FinishedPrompt(NamedTuple):
     """A finished prompt: its anchor with statistics, or why it was refused."""
 
     sequence: int
     epoch: int
     anchor: int | Refusal
     tokens: int = 0  # of the prompt
-    started: Started = Started()
+    started: PrefillStats = PrefillStats()
     logprobs: Sequence[ScoredToken] = ()
 
 
@@ -103,13 +103,13 @@ class Prompts:
         able = any(state is None or not state.prefilled for state in states)
         return last_round + IDLE_S if able else None
 
-    def begin_chunk(self, last_round: float) -> UnderWay | None:
+    def begin_chunk(self, last_round: float) -> RunningStep | None:
         """Begins a pass for a chunk; None if there is none. last_round: end of the last round, in
         monotonic seconds. Raises what the engine raises."""
         short = time.monotonic() - last_round < LIVELY_S
         return self._engine.begin_prefill(short=short, owner=self._owner)
 
-    def collect(self) -> Iterator[Began]:
+    def collect(self) -> Iterator[FinishedPrompt]:
         """Yields prompts that ended since the last call, in any pass; those that cannot go on at
         once."""
         for key, prompt in list(self._waiting.items()):
@@ -120,7 +120,7 @@ class Prompts:
 
     def _begin_answer(
         self, sequence: int, epoch: int, prompt: _Prompt, state: CachedSequence | None
-    ) -> Began:
+    ) -> FinishedPrompt:
         anchor: int | Refusal
         future = prompt.grammar
         grammar = future.result() if future is not None and future.done() else None
@@ -133,7 +133,7 @@ class Prompts:
             anchor = failed(sequence, error)
         if isinstance(anchor, Refusal) or state is None:
             self._engine.release(sequence, epoch)
-            return Began(sequence, epoch, anchor)
+            return FinishedPrompt(sequence, epoch, anchor)
         scored = state.take_scores(state.scores) if state.scores is not None else None
-        tokens, started = len(prompt.admission.token_ids), Started(state.spared, scored)
-        return Began(sequence, epoch, anchor, tokens, started, state.anchor_logprobs)
+        tokens, started = len(prompt.admission.token_ids), PrefillStats(state.spared, scored)
+        return FinishedPrompt(sequence, epoch, anchor, tokens, started, state.anchor_logprobs)

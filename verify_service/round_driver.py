@@ -25,6 +25,7 @@ from dspark.rounds.events import (
     CallBackPrefill,
     CloseAtDrafter,
     DrafterEvent,
+    GoneReason,
     OpenAtDrafter,
     PassEnded,
     Prefill,
@@ -36,20 +37,19 @@ from dspark.rounds.events import (
     SendOrder,
     SendRows,
     Told,
-    Why,
 )
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.orders import Waits
+from dspark.rounds.orders import OrderTimeouts
 from dspark.rounds.plan import Plan
 from dspark.runtime.worker import Worker
 from dspark.types import Refusal, RefusalReason
 from verify_service.drafters import Drafters
 from verify_service.engine_core import EngineCore
-from verify_service.prompts import IDLE_S, Began, Prompts
+from verify_service.prompts import IDLE_S, FinishedPrompt, Prompts
 from verify_service.round_news import RoundNews
-from verify_service.round_passes import RoundPasses, Running
+from verify_service.round_passes import RoundPasses, RunningPass
 from verify_service.row_feeds import RowFeeds
-from verify_service.under_way import UnderWay
+from verify_service.running_step import RunningStep
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -85,11 +85,11 @@ class RoundDriver:
         self._timer_at = float("inf")
         self._admitted: dict[tuple[int, int], Admission] = {}  # by sequence and epoch
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
-        self._began: dict[int, Began] = {}  # finished prompts of this turn, by sequence
+        self._began: dict[int, FinishedPrompt] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
         self.grow = self._engine.grow  # of `KVCache`, and `free` below
         config = self._engine.config
-        waits = Waits(config.draft_deadline_s, config.drafter_patience_s)
+        waits = OrderTimeouts(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._feeds = RowFeeds(worker, self._events, self.tell)
@@ -213,7 +213,7 @@ class RoundDriver:
             return
         self._compute(running.step, lambda: self._pass_ended(running))
 
-    def _pass_ended(self, running: Running) -> Iterable[Told]:
+    def _pass_ended(self, running: RunningPass) -> Iterable[Told]:
         told = self._passes.ended(running)
         self._last_pass = time.monotonic()
         return told
@@ -226,7 +226,7 @@ class RoundDriver:
         self._compute(step, lambda: self._chunk_ended(step))
         return True
 
-    def _chunk_ended(self, step: UnderWay) -> Iterable[Told]:
+    def _chunk_ended(self, step: RunningStep) -> Iterable[Told]:
         judged = self._engine.end(step)
         self._worker.metrics.forward_seconds.labels(kind="prefill").observe(
             judged.forward_ns * 1e-9
@@ -236,11 +236,11 @@ class RoundDriver:
             self._say_news(())  # else a long prompt looks like a verifier that hangs
         return ()  # `_take` collects the progress of prompts
 
-    def _compute(self, step: UnderWay, end: Came) -> None:
+    def _compute(self, step: RunningStep, end: Came) -> None:
         self._under_way += 1
         self._device.post(partial(self._computed, step, end), self._events)
 
-    def _computed(self, step: UnderWay, end: Came) -> None:
+    def _computed(self, step: RunningStep, end: Came) -> None:
         """Computes a step on the pass thread. Raises if nothing of it ran, to report the device's
         health."""
         bug = None
@@ -256,7 +256,7 @@ class RoundDriver:
         if (wrong := bug or step.failure) is not None:
             raise wrong
 
-    def _after(self, step: UnderWay, end: Came, bug: Exception | None) -> None:
+    def _after(self, step: RunningStep, end: Came, bug: Exception | None) -> None:
         """Ends the step in any case, to free what is held for it, and feeds its events."""
         self._under_way -= 1
         told: Iterable[Told | Plan] = ()
@@ -328,9 +328,9 @@ class RoundDriver:
     def _refuse(self, gone: PrefillRefused) -> None:
         """Refuses a sequence that was not passed to the loop."""
         self._counted(gone)
-        self._news.add(Released(gone.sequence, gone.epoch, 0, Why.NO_PAGES, gone.refusal))
+        self._news.add(Released(gone.sequence, gone.epoch, 0, GoneReason.NO_PAGES, gone.refusal))
 
-    def _told_of(self, began: Iterable[Began]) -> Iterable[Told]:
+    def _told_of(self, began: Iterable[FinishedPrompt]) -> Iterable[Told]:
         for each in began:
             if isinstance(each.anchor, Refusal):
                 yield self._counted(PrefillRefused(each.sequence, each.epoch, each.anchor))

@@ -22,26 +22,26 @@ from dspark.types import NO_Q, Cursor, Refusal, ScoredToken, Verdict
 from verify_service.batch_runner import VerdictBatch
 from verify_service.drafters import AnsweredOrder, Drafters
 from verify_service.engine_core import EngineCore
+from verify_service.running_step import RunningStep
 from verify_service.sequences import VerifyItem, failed
-from verify_service.under_way import UnderWay
 
 REMEMBERED = 4  # ended passes kept; without remaining sequences a pass is never reported
 
 
-class Running(NamedTuple):
+class RunningPass(NamedTuple):
     """An unfinished pass."""
 
     number: int
     cohort: int
     rows: Sequence[PassRow]
     refused: dict[int, Refusal]  # rows that could not be prepared, by sequence
-    step: UnderWay
+    step: RunningStep
 
 
-class Ran(NamedTuple):
+class EndedPass(NamedTuple):
     """A pass that has ended."""
 
-    running: Running
+    running: RunningPass
     judged: VerdictBatch
     drawn: Sequence[Verdict | Refusal]  # of each row
     ended: float
@@ -60,10 +60,10 @@ class RoundPasses:
     ) -> None:
         self._engine, self._metrics, self._rounds = engine, metrics, rounds
         self._drafters, self._admitted = drafters, admitted
-        self._ran: dict[int, Ran] = {}  # recently ended passes, by number
+        self._ran: dict[int, EndedPass] = {}  # recently ended passes, by number
         self._spans = RoundSpans()
 
-    def begin(self, run: RunPass) -> Running:
+    def begin(self, run: RunPass) -> RunningPass:
         """Prepares a pass; a row that cannot be read is refused alone. Raises what the engine
         raises."""
         items: list[VerifyItem] = []
@@ -74,7 +74,7 @@ class RoundPasses:
             except Exception as error:
                 refused[row.sequence] = failed(row.sequence, error)
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        return Running(run.number, cohort, run.rows, refused, self._engine.begin(items))
+        return RunningPass(run.number, cohort, run.rows, refused, self._engine.begin(items))
 
     def _item(self, row: PassRow) -> VerifyItem:
         ids: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class RoundPasses:
                 version = answer.version
         return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
 
-    def ended(self, running: Running) -> list[Told]:
+    def ended(self, running: RunningPass) -> list[Told]:
         """Ends a pass; returns its events for the loop."""
         judged = self._engine.end(running.step)
         if running.step.failure is not None:
@@ -99,7 +99,7 @@ class RoundPasses:
         for row, outcome in zip(running.rows, drawn, strict=True):
             if row.prefix and isinstance(outcome, Verdict):
                 (spoilt if outcome.spoilt else sound).append(row)
-        self._ran[running.number] = Ran(running, judged, drawn, time.monotonic())
+        self._ran[running.number] = EndedPass(running, judged, drawn, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
         return [PassEnded(running.number, drawn), *self._drafters.judged(spoilt, sound)]
@@ -116,11 +116,11 @@ class RoundPasses:
         metrics.forward_seconds.labels(kind="verify").observe(judged.forward_ns * 1e-9)
         metrics.verify_batch_tokens.observe(judged.tokens)
 
-    def taken(self, number: int) -> Ran:
+    def taken(self, number: int) -> EndedPass:
         """Removes and returns a pass that has just ended."""
         return self._ran.pop(number)
 
-    def report(self, report: Report, ran: Ran) -> PassReport:
+    def report(self, report: Report, ran: EndedPass) -> PassReport:
         """The report of an ended pass."""
         judged, rounds = ran.judged, report.rounds
         self._note(judged)
@@ -137,7 +137,7 @@ class RoundPasses:
             pages_free=held.pages_total - held.pages_held,
         )
 
-    def _timing(self, ran: Ran) -> Timing:
+    def _timing(self, ran: EndedPass) -> Timing:
         rows = ran.running.rows
         answers: list[AnsweredOrder] = [row.answer for row in rows if row.answer is not None]
         forward_s = ran.judged.forward_ns * 1e-9
@@ -148,7 +148,9 @@ class RoundPasses:
         draft_s = max((each.draft_s for each in answers), default=0.0)
         return Timing(forward_s, round_s, draft_s, waited)
 
-    def _logprobs(self, ran: Ran, rounds: Sequence[RoundReport]) -> Sequence[Sequence[ScoredToken]]:
+    def _logprobs(
+        self, ran: EndedPass, rounds: Sequence[RoundReport]
+    ) -> Sequence[Sequence[ScoredToken]]:
         rows = zip(ran.running.rows, ran.drawn, strict=True)
         drawn = {row.sequence: one for row, one in rows if isinstance(one, Verdict)}
         told = [drawn[each.sequence].logprobs[: len(each.tokens)] for each in rounds]

@@ -20,7 +20,7 @@ from dspark.types import Cursor
 from dspark.wire.v1 import features_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
-from verify_service.row_stream import RowStream, Sink
+from verify_service.row_stream import DrafterAddress, RowStream
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -81,7 +81,7 @@ class RowFeeds:
                 fed.since = time.monotonic()
             self._go_on(fed)
 
-    def send(self, asked: SendRows, sink: Sink) -> None:
+    def send(self, asked: SendRows, sink: DrafterAddress) -> None:
         """Feeds rows start .. stop - 1; extends a running feed of the same sequence."""
         fed, key = self._fed[asked.drafter], (asked.sequence, asked.epoch)
         if fed.stream is None:

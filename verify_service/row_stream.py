@@ -31,7 +31,7 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class DrafterAddress:
     """Address and incarnation of a drafter process that receives feature rows."""
 
     endpoint: str
@@ -51,7 +51,7 @@ class RowStream:
     def __init__(
         self,
         worker: Worker[EngineCore],
-        sink: Sink,
+        sink: DrafterAddress,
         loop: asyncio.AbstractEventLoop,
         came: Callable[[RowStream, features_pb2.FeatureAck], None],
         lost: Callable[[RowStream, str], None],

@@ -17,7 +17,7 @@ import numpy as np
 
 from dspark.pages import Slots
 from dspark.synthetic.oracle import Ints, SyntheticOracle
-from dspark.synthetic.pace import Pace
+from dspark.synthetic.pace import DevicePace
 from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Constraint, Refusal, SamplingParams, Verdict
@@ -73,7 +73,7 @@ class SyntheticVerifyEngine(EngineCore):
 
     def __init__(self, spec: SyntheticSpec, config: VerifyConfig) -> None:
         self.spec = spec
-        self._oracle, self._pace = SyntheticOracle(spec), Pace(spec.jitter, spec.seed)
+        self._oracle, self._pace = SyntheticOracle(spec), DevicePace(spec.jitter, spec.seed)
         self._free_ns = 0  # when the last batch ended
         version = f"synthetic-{spec.fingerprint}"
         self.target = SyntheticTarget(spec.vocabulary, spec.context_length)

@@ -7,7 +7,7 @@ import asyncio
 import statistics
 from contextlib import AsyncExitStack, ExitStack
 
-from benchmarks.by_domain import DEFAULT, Spent, ask
+from benchmarks.by_domain import DEFAULT, DomainAnswers, ask
 from benchmarks.pair import Pair
 from benchmarks.row import Row, note
 from benchmarks.turns import ratios
@@ -21,7 +21,7 @@ LEAST = 1.0
 
 
 async def _rate(client: AsyncClient, pair: Pair, domain: str, policy: str, streams: int) -> float:
-    spent = Spent()
+    spent = DomainAnswers()
     await ask(client, pair.prompts(domain, PROMPTS[streams]), policy, streams, spent)
     return spent.came / spent.wall_s
 
@@ -41,7 +41,7 @@ async def compare(pair: Pair) -> dict[str, dict[str, float]]:
             }
             for client in clients.values():
                 for policy in ("off", DEFAULT):  # first rounds are not what is compared
-                    await ask(client, pair.prompts("code", 4), policy, 2, Spent())
+                    await ask(client, pair.prompts("code", 4), policy, 2, DomainAnswers())
             for streams, turns in TURNS.items():
                 for domain in ("code", "chat"):
                     for policy in ("off", DEFAULT):

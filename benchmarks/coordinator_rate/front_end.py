@@ -74,7 +74,7 @@ def _cell(pair: Path, room: int) -> Iterator[ProcessCell]:
 
 
 @dataclass
-class Heard:
+class ReceivedTokens:
     """What clients received."""
 
     tokens: int = 0
@@ -87,7 +87,7 @@ class Clients:
     """Streams over a few connections; each sends one request, or the next one whenever one ends."""
 
     def __init__(self, endpoint: str) -> None:
-        self.heard = Heard()
+        self.heard = ReceivedTokens()
         # No keepalive: all share two cores, and a starved client is not what is measured.
         self._channels = [
             grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -174,7 +174,7 @@ async def _rates(cell: ProcessCell, windows: int, seconds: float) -> dict[str, A
 
 
 @contextlib.asynccontextmanager
-async def _clients(endpoint: str, policy: str) -> AsyncIterator[Heard]:
+async def _clients(endpoint: str, policy: str) -> AsyncIterator[ReceivedTokens]:
     """Context: clients whose answers have all begun."""
     clients = Clients(endpoint)
     try:

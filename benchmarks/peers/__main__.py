@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pair import DOMAINS, Pair, add_arguments, chosen
-from benchmarks.peers.contestant import NOT_INSTALLED, Absent, Contestant
+from benchmarks.peers.contestant import NOT_INSTALLED, Contestant, PeerUnavailable
 from benchmarks.peers.llama_peer import LlamaCpp, write_f16
 from benchmarks.peers.transformers_peer import TransformersWorker
 from benchmarks.peers.vllm_server import VllmServer
@@ -179,7 +179,7 @@ def _peers(
         """Starts the peer of this name; none when it does not start."""
         try:
             peer = stack.enter_context(make(name))
-        except Absent as reason:
+        except PeerUnavailable as reason:
             absent[name] = str(reason)
             return []
         note(f"{name} is up")

@@ -29,7 +29,7 @@ class Contestant(Protocol):
         ignored."""
 
 
-class Absent(Exception):
+class PeerUnavailable(Exception):
     """A peer is not available; the message says why."""
 
 
@@ -42,7 +42,7 @@ class Peer(ABC):
 
     def __init__(self, python: Path | None) -> None:
         if python is None or not python.is_file():
-            raise Absent(
+            raise PeerUnavailable(
                 NOT_INSTALLED if python is None else f"{NOT_INSTALLED}: {python} is no file"
             )
         self.python = python
@@ -115,10 +115,10 @@ class PeerWorker(Peer):
     def _read(self, timeout_s: float) -> list[list[int]]:
         assert self._running.stdout is not None
         if not select.select([self._running.stdout], [], [], timeout_s)[0]:
-            raise Absent(f"{self._module} said nothing for {timeout_s:g} s")
+            raise PeerUnavailable(f"{self._module} said nothing for {timeout_s:g} s")
         line = self._running.stdout.readline()
         if not line:
-            raise Absent(f"{self._module} ended with status {self._running.wait()}")
+            raise PeerUnavailable(f"{self._module} ended with status {self._running.wait()}")
         ids: list[list[int]] = json.loads(line)
         return ids
 

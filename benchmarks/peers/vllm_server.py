@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.contestant import Absent, Peer
+from benchmarks.peers.contestant import Peer, PeerUnavailable
 from deploy.head import free_ports
 from dspark.client import Options
 from dspark.loadgen.openai_endpoint import OpenAiEndpoint
@@ -70,13 +70,15 @@ class VllmServer(Peer):
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if leash.poll() is not None:
-                raise Absent(f"vLLM did not start: {self._last_words()}")
+                raise PeerUnavailable(f"vLLM did not start: {self._last_words()}")
             try:
                 with urllib.request.urlopen(f"http://{self._address}/health", timeout=5):
                     return
             except (OSError, urllib.error.URLError):
                 time.sleep(0.5)
-        raise Absent(f"vLLM did not start within {START_TIMEOUT_S:g} s: {self._last_words()}")
+        raise PeerUnavailable(
+            f"vLLM did not start within {START_TIMEOUT_S:g} s: {self._last_words()}"
+        )
 
     def _environment(self) -> dict[str, str]:
         environment = {

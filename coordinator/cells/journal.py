@@ -38,7 +38,7 @@ KEPT_SHARE = 0.5  # share of a segment for their tokens; the rest is for new com
 
 
 @dataclass(slots=True)
-class Said:
+class JournaledAnswer:
     """The committed part of one answer."""
 
     tokens: list[int] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Said:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class JournalEntry:
     """One request in the journal. opened: its record."""
 
     opened: journal_pb2.JournalRequest
     rule: Rule
-    answers: list[Said]
+    answers: list[JournaledAnswer]
     running: bool = False
     touched: float = 0.0  # unix seconds
     size: int = 0  # approximate bytes of its answers in a segment; set when it no longer runs
@@ -94,7 +94,7 @@ class Journal:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._file, self._keep_s, self._metrics, self._now = file, keep_s, metrics, clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, JournalEntry] = {}
         self._unwritten = journal_pb2.JournalBatch()
         # (request number, piece), not yet written
         self._said: list[tuple[int, CommittedTokens]] = []
@@ -104,10 +104,10 @@ class Journal:
             file.begin([*self._snapshot()])
             log.info("journal.read", requests=len(self._entries))
 
-    def find(self, request_id: str) -> Entry | None:
+    def find(self, request_id: str) -> JournalEntry | None:
         return self._entries.get(request_id)
 
-    def open(self, request: Request, known: list[Said] | None = None) -> Entry:
+    def open(self, request: Request, known: list[JournaledAnswer] | None = None) -> JournalEntry:
         """Adds an entry for an admitted request; a resumed one continues its `known` answers."""
         if len(self._entries) > 2 * MAX_KEPT or self._now() >= self._expired_at + EXPIRE_S:
             self._expire()
@@ -121,14 +121,14 @@ class Journal:
             rule=int(rule),
             answers=request.choices,
         )
-        entry = Entry(opened, rule, answers, True, self._now())
+        entry = JournalEntry(opened, rule, answers, True, self._now())
         self._entries[request.id] = entry
         self._unwritten.requests.append(opened)
         self._unwritten.epochs.extend(_epochs(entry))
         self._said += _pieces(entry)
         return entry
 
-    def begins(self, entry: Entry, index: int, epoch: int, target: str) -> None:
+    def begins(self, entry: JournalEntry, index: int, epoch: int, target: str) -> None:
         """Notes an epoch of an answer and the fingerprint of its target, which `write` stores
         before tokens are drawn under them. A resumed answer is drawn under a higher epoch, by the
         same target."""
@@ -136,7 +136,7 @@ class Journal:
         number = entry.opened.number
         self._unwritten.epochs.add(number=number, index=index, epoch=epoch, target=target)
 
-    def committed(self, entry: Entry, piece: CommittedTokens) -> None:
+    def committed(self, entry: JournalEntry, piece: CommittedTokens) -> None:
         """Notes committed tokens, under an epoch that `begins` noted, and the end; `write` stores
         them."""
         said = entry.answers[piece.index]
@@ -146,7 +146,7 @@ class Journal:
             added = CommittedTokens(piece.tokens, end, piece.index, piece.logprobs)
             self._said.append((entry.opened.number, added))
 
-    def left(self, entry: Entry) -> None:
+    def left(self, entry: JournalEntry) -> None:
         """Marks the request as no longer running; it can be resumed for a while."""
         entry.running, entry.touched, entry.size = False, self._now(), _size(entry)
 
@@ -207,7 +207,7 @@ class Journal:
             yield batch.SerializeToString()
 
     def _read(self, file: JournalFile) -> None:
-        numbers: dict[int, Entry] = {}
+        numbers: dict[int, JournalEntry] = {}
         for record in file.read():
             batch = journal_pb2.JournalBatch()
             try:
@@ -221,11 +221,11 @@ class Journal:
             entry.size = _size(entry)
         self._expire()
 
-    def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, Entry]) -> None:
+    def _take(self, batch: journal_pb2.JournalBatch, numbers: dict[int, JournalEntry]) -> None:
         for opened in batch.requests:
             # a copy, as a part of a message keeps the whole in memory
             own, rule = deepcopy(opened), Rule(opened.rule)
-            entry = Entry(own, rule, nothing_said(opened.answers))
+            entry = JournalEntry(own, rule, nothing_said(opened.answers))
             numbers[opened.number] = self._entries[opened.request_id] = entry
             entry.touched = batch.unix_s
         for begun in batch.epochs:
@@ -236,11 +236,11 @@ class Journal:
             numbers[number].touched = batch.unix_s
 
 
-def nothing_said(answers: int) -> list[Said]:
-    return [Said() for _ in range(answers)]
+def nothing_said(answers: int) -> list[JournaledAnswer]:
+    return [JournaledAnswer() for _ in range(answers)]
 
 
-def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
+def _epochs(entry: JournalEntry) -> list[journal_pb2.JournalEpoch]:
     return [
         journal_pb2.JournalEpoch(
             number=entry.opened.number, index=index, epoch=said.epoch, target=said.target
@@ -250,7 +250,7 @@ def _epochs(entry: Entry) -> list[journal_pb2.JournalEpoch]:
     ]
 
 
-def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
+def _pieces(entry: JournalEntry) -> Iterator[tuple[int, CommittedTokens]]:
     """Yields (request number, piece) for each answer, with all its committed tokens."""
     for index, said in enumerate(entry.answers):
         yield (
@@ -259,7 +259,7 @@ def _pieces(entry: Entry) -> Iterator[tuple[int, CommittedTokens]]:
         )
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: JournalEntry) -> int:
     """Approximate bytes of the answers: three for a token, eight for each log-probability with its
     id."""
     return sum(

@@ -12,7 +12,7 @@ from functools import partial
 from coordinator.answers.answer import Answer, RequestStats
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells.cell import CellTerms, SubmitRequest
-from coordinator.cells.journal import Journal, Said
+from coordinator.cells.journal import Journal, JournaledAnswer
 from coordinator.cells.resumption import Journaled, look_up, tell_again
 from coordinator.lanes.request_state import RequestState
 from coordinator.lanes.request_state import SequenceLife as Life
@@ -124,7 +124,7 @@ class LocalCell:
         answer that is not complete."""
         order = replace(order, request=owned(order.request))
         request, resumed = order.request, order.message.HasField("resume")
-        known = [Said() for _ in range(request.choices)]
+        known = [JournaledAnswer() for _ in range(request.choices)]
         if resumed:
             request, known = look_up(order, self.journal)
             if all(said.end is not None for said in known):  # nothing is left to do
@@ -168,7 +168,7 @@ class LocalCell:
         return [name for name in request_ids if self.admission.abort(name)]
 
     def _state(
-        self, request: Request, choice: int, arrived: float, sink: OutputSink, said: Said
+        self, request: Request, choice: int, arrived: float, sink: OutputSink, said: JournaledAnswer
     ) -> RequestState:
         if choice:
             request = replace(request, params=replace(request.params, choice=choice))

@@ -14,14 +14,14 @@ from dataclasses import replace
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.answers.output_queue import OutputSink
 from coordinator.cells.cell import SubmitRequest
-from coordinator.cells.journal import Entry, Journal, Said, digest, nothing_said
+from coordinator.cells.journal import Journal, JournaledAnswer, JournalEntry, digest, nothing_said
 from coordinator.requests.request import Request
 from dspark.errors import InvalidRequest
 from dspark.types import Rule
 from dspark.wire.v1 import types_pb2
 
 
-def look_up(order: SubmitRequest, journal: Journal | None) -> tuple[Request, list[Said]]:
+def look_up(order: SubmitRequest, journal: Journal | None) -> tuple[Request, list[JournaledAnswer]]:
     """(the request that `order` resumes, with the seed and the rule it began with; its answers so
     far). Raises InvalidRequest when it cannot be resumed."""
     request, held = order.request, tuple(order.message.resume.offsets)
@@ -55,7 +55,7 @@ def _names_rule(order: SubmitRequest) -> bool:
     return named or message.sampling_params.HasField("seed")
 
 
-def _repeatable(order: SubmitRequest, request: Request, entry: Entry | None) -> bool:
+def _repeatable(order: SubmitRequest, request: Request, entry: JournalEntry | None) -> bool:
     """Whether computing the answers again gives the same ids."""
     params = request.params
     seeded = entry is not None or order.message.sampling_params.HasField("seed")
@@ -65,7 +65,7 @@ def _repeatable(order: SubmitRequest, request: Request, entry: Entry | None) -> 
 class Journaled:
     """Sink that notes a request's commits in the journal and passes them on to another sink."""
 
-    def __init__(self, journal: Journal, entry: Entry, to: OutputSink) -> None:
+    def __init__(self, journal: Journal, entry: JournalEntry, to: OutputSink) -> None:
         self._journal, self._entry, self._to = journal, entry, to
 
     def push(self, piece: CommittedTokens) -> None:
@@ -86,7 +86,7 @@ class Journaled:
         self._journal.committed(self._entry, CommittedTokens((), End(Reason.STOP), index))
 
 
-def tell_again(sink: OutputSink, known: Sequence[Said]) -> None:
+def tell_again(sink: OutputSink, known: Sequence[JournaledAnswer]) -> None:
     """Pushes everything committed before to `sink`, each answer in one piece."""
     for index, said in enumerate(known):
         # an abort follows the last token in a piece of its own

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from coordinator.answers.answer import End, Reason
 from coordinator.dialects.telling import (
     CommonFields,
+    EventWriter,
     Translated,
-    Writer,
     answer_chat,
     ours,
     translated_chat,
@@ -22,7 +22,7 @@ from coordinator.dialects.telling import (
 from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
 from coordinator.http.errors import as_message, described
-from coordinator.http.reader import Part
+from coordinator.http.reader import AnswerPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string
@@ -260,7 +260,7 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-class MessageWriter(Writer):
+class MessageWriter(EventWriter):
     """Writer of a `message` and its events, block by block."""
 
     kinds = ("thinking", "text", "tool_use")
@@ -282,7 +282,7 @@ class MessageWriter(Writer):
         whole = self.whole | {"content": [], "usage": _usage(usage)}
         yield {"type": "message_start", "message": whole}
 
-    def start(self, kind: str, part: Part) -> Iterator[Object]:
+    def start(self, kind: str, part: AnswerPart) -> Iterator[Object]:
         if kind == "tool_use":
             block: Object = {"type": kind, "id": part.id, "name": part.name, "input": {}}
         else:

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from coordinator.answers.answer import End, Reason
-from coordinator.dialects.telling import CommonFields, Translated, Writer, answer_chat, ours
+from coordinator.dialects.telling import CommonFields, EventWriter, Translated, answer_chat, ours
 from coordinator.http.api import Api
 from coordinator.http.body import described_by, read_body
 from coordinator.http.errors import described
-from coordinator.http.reader import Part
+from coordinator.http.reader import AnswerPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed, StreamOptions
 from coordinator.http.template import joined_texts, string
@@ -223,7 +223,7 @@ def routes(api: Api) -> APIRouter:
 _REPEATED = {"metadata", "reasoning", "text", "tool_choice", "tools"}
 
 
-class ResponseWriter(Writer):
+class ResponseWriter(EventWriter):
     """Writer of a `response` and its events, item by item."""
 
     kinds = ("reasoning", "message", "function_call")
@@ -263,7 +263,7 @@ class ResponseWriter(Writer):
         for state in ("created", "in_progress"):
             yield self._told(f"response.{state}", response=self.whole | {"output": []})
 
-    def start(self, kind: str, part: Part) -> Iterator[Object]:
+    def start(self, kind: str, part: AnswerPart) -> Iterator[Object]:
         about: Object = {"summary": [], "content": []}
         if kind == "message":
             about = {"role": "assistant", "content": []}

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from coordinator.answers.answer import End
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import Asking
 from coordinator.http.body import validated
 from coordinator.http.chat import AskedChat, read_chat
-from coordinator.http.reader import Part, Reader
+from coordinator.http.reader import AnswerPart, Reader
 from coordinator.http.reply import MANY, Object, respond, usage_of
+from coordinator.http.running_prompts import RunningPrompts
 from coordinator.http.schema import ChatBody, SharedFields
 from coordinator.http.stream import event, written
 from dspark.errors import naming
@@ -61,7 +61,7 @@ def ours(body: CommonFields) -> Object:
     return body.model_dump(include=set(CommonFields.model_fields), exclude_none=True, by_alias=True)
 
 
-class Writer(Protocol):
+class EventWriter(Protocol):
     """Writes an answer in one interface, as events with a `type`: one block of reasoning, text or a
     call after the other. usage: in chat's form."""
 
@@ -73,7 +73,7 @@ class Writer(Protocol):
     def begin(self, usage: Object) -> Iterable[Object]:
         """Events before the first part."""
 
-    def part(self, part: Part) -> Iterator[Object]:
+    def part(self, part: AnswerPart) -> Iterator[Object]:
         """Events of one part."""
         thought, text, call = self.kinds
         kind = call if part.call is not None else thought if part.reasoning else text
@@ -85,7 +85,7 @@ class Writer(Protocol):
             self.written += said
             yield from self.more(kind, said)
 
-    def start(self, kind: str, part: Part) -> Iterable[Object]:
+    def start(self, kind: str, part: AnswerPart) -> Iterable[Object]:
         """Adds a block that begins with `part`, and returns its events."""
 
     def more(self, kind: str, said: str) -> Iterable[Object]:
@@ -113,7 +113,7 @@ async def answer_chat(
     api: Api,
     request: Request,
     translated: Translated,
-    make_writer: Callable[[str, str], Writer],
+    make_writer: Callable[[str, str], EventWriter],
     *,
     kind: str,
 ) -> Response:
@@ -123,7 +123,7 @@ async def answer_chat(
     api.check_capacity()
     body, chat = await translated_chat(api, translated)
     with naming(translated.name):
-        asking = await Asking.begin(
+        asking = await RunningPrompts.begin(
             api, request, [chat.prompt], chat.options, kind=kind, names=chat.names
         )
     writer = make_writer(asking.id, model)
@@ -143,7 +143,7 @@ async def answer_chat(
 
 
 async def _told(
-    asking: Asking, reader: Reader, writer: Writer, translated: Translated
+    asking: RunningPrompts, reader: Reader, writer: EventWriter, translated: Translated
 ) -> AsyncGenerator[list[Object]]:
     """Yields the events that are ready together. The first wait for a part of the answer, so that
     an error before it gets a status."""
@@ -162,7 +162,9 @@ async def _told(
             yield out
 
 
-async def _events(told: AsyncGenerator[list[Object]], asking: Asking) -> AsyncGenerator[bytes]:
+async def _events(
+    told: AsyncGenerator[list[Object]], asking: RunningPrompts
+) -> AsyncGenerator[bytes]:
     try:
         async for objects in told:
             if objects:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import StringIO
 
-from coordinator.http.reader import BLANK, Part, Reader, Steps, parted
+from coordinator.http.reader import BLANK, AnswerPart, Reader, Steps, parted
 from coordinator.http.tools import NAME, Format
 
 MOST = 1 << 20  # characters of a call that are held back before it is emitted
@@ -73,7 +73,7 @@ class CallReader(Reader):
         text = text if self._said or self._calls else text.lstrip("\n")
         if text and (self._said or not self._calls or text.strip()):
             self._said = True
-            self._add(Part(text=text))
+            self._add(AnswerPart(text=text))
 
     def _call(self, first: bool) -> Steps[bool]:
         """Reads a call, or emits its text if it is none; returns whether it is one. first: it is
@@ -217,11 +217,11 @@ class CallReader(Reader):
         """Emits the start of a call."""
         self._open, self.called, self._said = True, False, False
         self._written = StringIO()
-        self._add(Part(call=self._calls, name=name, id=new_call_id(self._form)))
+        self._add(AnswerPart(call=self._calls, name=name, id=new_call_id(self._form)))
         self._calls += 1
 
     def _tell(self, arguments: str) -> None:
-        self._add(Part(call=self._calls - 1, arguments=arguments))
+        self._add(AnswerPart(call=self._calls - 1, arguments=arguments))
 
 
 def _text(written: str) -> str:

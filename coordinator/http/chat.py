@@ -14,12 +14,12 @@ from starlette.responses import Response
 from coordinator.answers.answer import End, Reason
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import sampling
 from coordinator.http.body import described_by, read_body
 from coordinator.http.calls import CallReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
-from coordinator.http.reader import BEGIN, END, Part, Reader
+from coordinator.http.reader import BEGIN, END, AnswerPart, Reader
 from coordinator.http.reply import Object, added, answered
+from coordinator.http.running_prompts import sampling
 from coordinator.http.schema import ChatBody, form_of
 from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.thoughts import BEGINS, HarmonyReader, with_budget
@@ -209,7 +209,7 @@ def _logprobs(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _delta(parts: Sequence[Part]) -> Object:
+def _delta(parts: Sequence[AnswerPart]) -> Object:
     """The increments of one event, merged into one `delta` object."""
     made: Object = {}
     calls: dict[int, Object] = {}

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from coordinator.answers.answer import End
 from coordinator.http.api import Api
-from coordinator.http.asking import Prompt, sampling
 from coordinator.http.body import described_by, read_body
 from coordinator.http.logprobs import (
     TokenTexts,
@@ -21,6 +20,7 @@ from coordinator.http.logprobs import (
     utf8,
 )
 from coordinator.http.reply import Object, answered
+from coordinator.http.running_prompts import Prompt, sampling
 from coordinator.http.schema import CompletionBody, form_of
 from coordinator.reception.input_processor import decoded, prompt_bytes
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]  # yields where it needs more text
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """An increment of an answer: text, reasoning, the start of a call, or more of its arguments."""
 
     text: str = ""
@@ -56,11 +56,11 @@ class Reader:
 
     def __init__(self, *, inside: bool | None = None) -> None:
         self.called, self.thought = False, 0
-        self._held, self._parts = "", list[Part]()
+        self._held, self._parts = "", list[AnswerPart]()
         self._inside = inside
         self._reading = self._read()
 
-    def read(self, texts: Iterable[str], *, over: bool) -> list[Part]:
+    def read(self, texts: Iterable[str], *, over: bool) -> list[AnswerPart]:
         """Takes the texts of tokens; returns the parts that are certain by now, neighbours of one
         kind merged. over: the answer ends with them."""
         for text in texts:
@@ -81,16 +81,16 @@ class Reader:
     def _answer(self) -> Steps[None]:
         """Reads the answer behind its reasoning."""
         while True:
-            self._add(Part(text=self._held))
+            self._add(AnswerPart(text=self._held))
             self._held = ""
             yield
 
     def _close(self) -> None:
         """Tells what is held at the end of the answer."""
         if self._inside:
-            self._add(Part(reasoning=self._held.rstrip("\n")))
+            self._add(AnswerPart(reasoning=self._held.rstrip("\n")))
         else:
-            self._add(Part(text=self._held))
+            self._add(AnswerPart(text=self._held))
 
     def _thoughts(self) -> Steps[None]:
         """Reads reasoning, if there is any, without the line breaks around it."""
@@ -105,7 +105,7 @@ class Reader:
         yield from self._line()
         while self._inside:
             text, mark, self._held = parted(self._held, (END,), "\n")
-            self._add(Part(reasoning=text.rstrip("\n") if mark else text))
+            self._add(AnswerPart(reasoning=text.rstrip("\n") if mark else text))
             if mark:
                 self._inside = False
             else:
@@ -119,7 +119,7 @@ class Reader:
             yield
         self._held = rest
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: AnswerPart) -> None:
         """Tells a part, unless it is empty; merged with the last one if that is of its kind."""
         if not (part.text or part.reasoning or part.name or part.arguments):
             return

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from coordinator.answers.answer import End, RequestStats
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.asking import Asking, Prompt
+from coordinator.http.running_prompts import Prompt, RunningPrompts
 from coordinator.http.schema import Body, StreamOptions
 from coordinator.http.stream import (
     DONE,
@@ -71,7 +71,7 @@ class ReplyShape(Protocol):
         """What every complete choice of a prompt tells of its log-probabilities."""
 
 
-class Frame(NamedTuple):
+class ReplyContext(NamedTuple):
     """What a reply has beside its choices. block_size: slots of a full block."""
 
     model: str
@@ -103,7 +103,7 @@ Told = list[tuple[int, Object]]  # (index of a choice, its next part)
 
 
 async def _told(
-    asking: Asking, shape: ReplyShape, frame: Frame
+    asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext
 ) -> AsyncGenerator[tuple[bool, Told]]:
     """Yields (whether they are long, parts of choices that arrived together). The last part of a
     choice has its finish reason."""
@@ -130,7 +130,9 @@ async def _told(
         yield many, out
 
 
-def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Object | None:
+def _opening(
+    asking: RunningPrompts, prompt: int, shape: ReplyShape, frame: ReplyContext
+) -> Object | None:
     """The opening of every choice of a prompt; None for none."""
     output = asking.streams[prompt].output
     choice = shape.opening(prompt, output)
@@ -140,7 +142,7 @@ def _opening(asking: Asking, prompt: int, shape: ReplyShape, frame: Frame) -> Ob
     return (choice or shape.part(prompt, OutputChunk(0, 0))) | ids
 
 
-async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
+async def whole_reply(asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext) -> bytes:
     """The JSON reply to a request that does not stream: the parts of a stream, merged by choice."""
     choices: dict[int, Object] = {}
     async for _, told in _told(asking, shape, frame):
@@ -151,7 +153,9 @@ async def whole_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> bytes:
     )
 
 
-def _written(asking: Asking, made: dict[int, Object], shape: ReplyShape, frame: Frame) -> bytes:
+def _written(
+    asking: RunningPrompts, made: dict[int, Object], shape: ReplyShape, frame: ReplyContext
+) -> bytes:
     outputs = [stream.output for stream in asking.streams]
     answers = len(outputs[0].answers)
     scores = [shape.scores(output) for output in outputs]
@@ -171,7 +175,9 @@ def _placed(shape: ReplyShape, choices: Sequence[Object]) -> Object:
     return {"choices": choices, **told}
 
 
-async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> AsyncGenerator[bytes]:
+async def streamed_reply(
+    asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext
+) -> AsyncGenerator[bytes]:
     """Yields the events of the reply to a request that streams."""
     head, usage = _head(asking, frame, shape.part_object), frame.options.include_usage
 
@@ -195,7 +201,7 @@ async def streamed_reply(asking: Asking, shape: ReplyShape, frame: Frame) -> Asy
         asking.leave()
 
 
-def usage_of(asking: Asking, thought: int = 0) -> Object:
+def usage_of(asking: RunningPrompts, thought: int = 0) -> Object:
     """`usage` so far: every prompt once, all answers summed. thought: reasoning tokens among
     them."""
     outputs = [stream.output for stream in asking.streams]
@@ -211,7 +217,7 @@ def usage_of(asking: Asking, thought: int = 0) -> Object:
     }
 
 
-def _head(asking: Asking, frame: Frame, kind: str) -> Object:
+def _head(asking: RunningPrompts, frame: ReplyContext, kind: str) -> Object:
     return {
         "id": asking.id,
         "object": kind,
@@ -228,7 +234,7 @@ def _finish(index: int, end: End, shape: ReplyShape) -> Object:
     }
 
 
-def _metrics(asking: Asking, frame: Frame) -> Object:
+def _metrics(asking: RunningPrompts, frame: ReplyContext) -> Object:
     """The `metrics` field over all answers together; empty if not requested."""
     if frame.detail == "none":
         return {}
@@ -286,15 +292,15 @@ async def answered(
     kind: str,
     usual: int | None = None,
 ) -> Response:
-    """Runs the prompts and responds in `shape`. For the parameters see `Asking.begin`."""
+    """Runs the prompts and responds in `shape`. For the parameters see `RunningPrompts.begin`."""
     terms = api.processor.cell.terms()
     model = api.check_model(body.model, terms)
     detail = _detail(request, body)
-    asking = await Asking.begin(
+    asking = await RunningPrompts.begin(
         api, request, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
     )
     ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
-    frame = Frame(model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
+    frame = ReplyContext(model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
     events = streamed_reply(asking, shape, frame) if body.stream else None
     return await respond(api, request, asking, events, partial(whole_reply, asking, shape, frame))
 
@@ -302,7 +308,7 @@ async def answered(
 async def respond(
     api: Api,
     request: Request,
-    asking: Asking,
+    asking: RunningPrompts,
     events: AsyncGenerator[bytes] | None,
     whole: Callable[[], Coroutine[Any, Any, bytes]],
     failed: Callable[[Exception], bytes] = failure,

@@ -76,7 +76,7 @@ IDLE_S = 75.0
 CONNECTIONS = 4  # per request that may run: clients keep idle ones open
 
 
-class Bounded:
+class ConcurrencyLimit:
     """An ASGI application that runs at most `most` requests; others get 429 and a retry hint."""
 
     def __init__(self, app: ASGIApp, most: int, refused: Callable[[], None]) -> None:
@@ -116,7 +116,7 @@ class HttpServer:
         at = join_endpoint(split_endpoint(bind)[0], self._socket.getsockname()[1])
         self.url = f"{'https' if api.security.tls else 'http'}://{at}"
         made = functools.partial(Connection, quiet={}, most=room(CONNECTIONS * most), ended=ended)
-        bounded: ASGIApp = Bounded(app, most, refused)
+        bounded: ASGIApp = ConcurrencyLimit(app, most, refused)
         config = uvicorn.Config(
             _readable(bounded, origins) if origins else bounded,
             log_config=None,  # the process has its own logging

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 
 from coordinator.http.calls import new_call_id
-from coordinator.http.reader import BEGIN, END, Part, Reader, Steps, parted
+from coordinator.http.reader import BEGIN, END, AnswerPart, Reader, Steps, parted
 from coordinator.http.schema import Form
 from coordinator.http.tools import Shape, part_of, spelled
 from dspark.errors import InvalidRequest, Unsupported
@@ -67,7 +67,7 @@ class HarmonyReader(Reader):
         if self._kind:
             self._tell(self._held)
         elif rest and BEGINS not in rest and not rest.startswith(_START):
-            self._add(Part(text=self._held))
+            self._add(AnswerPart(text=self._held))
 
     def _read(self) -> Steps[None]:
         while True:
@@ -91,7 +91,7 @@ class HarmonyReader(Reader):
                 break
             if len(self._held) >= _LONGEST:
                 # text, and so is the mark that it begins with
-                self._add(Part(text=self._held[:1]))
+                self._add(AnswerPart(text=self._held[:1]))
                 self._held = self._held[1:]
                 return "text"
             yield
@@ -99,11 +99,13 @@ class HarmonyReader(Reader):
         if (called := _CALLED.search(head)) is None:
             return "thought" if f"{BEGINS}analysis" in head else "text"
         self.called, self._calls = True, self._calls + 1
-        self._add(Part(call=self._calls - 1, name=called[1], id=new_call_id()))
+        self._add(AnswerPart(call=self._calls - 1, name=called[1], id=new_call_id()))
         return "call"
 
     def _tell(self, text: str) -> None:
         if self._kind == "call":
-            self._add(Part(call=self._calls - 1, arguments=text))
+            self._add(AnswerPart(call=self._calls - 1, arguments=text))
         else:
-            self._add(Part(reasoning=text) if self._kind == "thought" else Part(text=text))
+            self._add(
+                AnswerPart(reasoning=text) if self._kind == "thought" else AnswerPart(text=text)
+            )

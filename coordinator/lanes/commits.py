@@ -56,7 +56,7 @@ class Commits:
         if not state.answer.room:
             # every prefill draws a token; it is dropped where the answer has no room for one
             said, logprobs = said._replace(tokens=()), ()
-        started = told.started or control.Started()
+        started = told.started or control.PrefillStats()
         problem = self.problem(state, said, logprobs)
         asked = state.scores
         scored = started.prompt_logprobs if asked is not None else None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from coordinator.clock import Clock
 from coordinator.lanes.lane_drafters import LaneDrafters
-from coordinator.lanes.request_state import Placed
+from coordinator.lanes.request_state import PlacedSequence
 from coordinator.planning.lane_plans import LanePlans
 from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics
@@ -46,24 +46,24 @@ class DrafterAssignment:
     ) -> None:
         self._drafters, self._plans, self._clock, self._metrics = drafters, plans, clock, metrics
         self.named: dict[int, int] = {}
-        self._due: dict[int, Placed] = {}  # to be checked
+        self._due: dict[int, PlacedSequence] = {}  # to be checked
 
-    def admitted(self, placed: Placed) -> None:
+    def admitted(self, placed: PlacedSequence) -> None:
         """Chooses the first drafter, which the admission names."""
         self._assign(placed, self._drafters.choose(placed.state) if placed.speculates else 0)
         self.named.pop(placed.number, None)
 
-    def left(self, placed: Placed) -> None:
+    def left(self, placed: PlacedSequence) -> None:
         """Forgets a sequence that left the lane."""
         self._due.pop(placed.number, None)
         self.named.pop(placed.number, None)
         self._detach(placed)
 
-    def look_at(self, placed: Iterable[Placed]) -> None:
+    def look_at(self, placed: Iterable[PlacedSequence]) -> None:
         for each in placed:
             self._due[each.number] = each
 
-    def reported(self, placed: Placed, said: RoundReport, now: float) -> None:
+    def reported(self, placed: PlacedSequence, said: RoundReport, now: float) -> None:
         """Notes from a round whether the drafter has the sequence's rows and delivers blocks."""
         if len(said.confidence):
             placed.rows_missing_since = None
@@ -77,7 +77,7 @@ class DrafterAssignment:
         if placed.speculates:
             self._due[placed.number] = placed
 
-    def why_empty(self, placed: Placed, said: RoundReport) -> str:
+    def why_empty(self, placed: PlacedSequence, said: RoundReport) -> str:
         """Why a round had no block, as metrics, explanations and traces name it; else empty."""
         if len(said.confidence):
             return ""
@@ -87,7 +87,7 @@ class DrafterAssignment:
         nobody = why == "no_drafter" or (why == "bypass" and placed.drafter == 0)
         return self._drafters.why_nobody(placed.state) if nobody else why
 
-    def lost(self, drafter: int, placed: Iterable[Placed], why: str) -> None:
+    def lost(self, drafter: int, placed: Iterable[PlacedSequence], why: str) -> None:
         """Takes sequences off a lost drafter; off a full one, those that it never drafted for."""
         self._drafters.lost(drafter, why)
         self._plans.drafters(self._drafters.costs())
@@ -116,12 +116,12 @@ class DrafterAssignment:
             if placed.drafter not in (0, mine):
                 self._metrics.resends.labels(reason="attached").inc()
 
-    def _detach(self, placed: Placed) -> None:
+    def _detach(self, placed: PlacedSequence) -> None:
         if placed.drafter:
             self._drafters.detach(placed.drafter, fed=placed.fed)
             placed.drafter, placed.fed = 0, False
 
-    def _assign(self, placed: Placed, drafter: int) -> None:
+    def _assign(self, placed: PlacedSequence, drafter: int) -> None:
         """Assigns this drafter, 0 for none."""
         before, request = placed.drafter, placed.state.request
         self._detach(placed)

@@ -22,14 +22,21 @@ from coordinator.lanes.drafter_assignment import DrafterAssignment
 from coordinator.lanes.facts import DrafterPort, VerifierFacts
 from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.lane_drafters import LaneDrafters
-from coordinator.lanes.members import Members, Owner, Silence, hand_back
-from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
+from coordinator.lanes.members import Members, Owner, SilenceTimeouts, hand_back
+from coordinator.lanes.request_state import LifeEvent, PlacedSequence, RequestState
 from coordinator.lanes.round_learning import RoundLearning
-from coordinator.lanes.watch import Reported
+from coordinator.lanes.watch import CommittedRound
 from coordinator.planning.lane_plans import LanePlans
-from coordinator.planning.planner import Applied
+from coordinator.planning.planner import ValidRounds
 from dspark.rounds.control import Admission, Down, Draining, PassReport, RoundsPort, Up
-from dspark.rounds.events import Acknowledged, DrafterEvent, How, Keep, Release, Released
+from dspark.rounds.events import (
+    Acknowledged,
+    DrafterEvent,
+    KeepSequences,
+    Release,
+    Released,
+    ReleaseMode,
+)
 
 log = structlog.get_logger("dspark.lane")
 
@@ -66,9 +73,9 @@ class Lane:
         self._orders: list[Down] = []  # to be sent
         self._changed = True  # whether sequences or drafters did, since the last plan
         self._due = self._closed = False
-        self._kept: frozenset[tuple[int, int]] = frozenset()  # of the last `Keep`
+        self._kept: frozenset[tuple[int, int]] = frozenset()  # of the last `KeepSequences`
         self._heard = clock.time()
-        self._silence = Silence(self._members, config, self._heard)
+        self._silence = SilenceTimeouts(self._members, config, self._heard)
         self._watching: Timer | None = None
         self.draining = False  # no new sequence is taken
         self.why_lost = ""  # for people, once its verifier is gone
@@ -134,7 +141,7 @@ class Lane:
         if placed is not None:
             self._take_out(placed)
             if placed.admitted:
-                self._orders.append(Release(placed.number, placed.epoch, How.DROP))
+                self._orders.append(Release(placed.number, placed.epoch, ReleaseMode.DROP))
 
     def drafter_joined(self, drafter: DrafterPort) -> None:
         self._drafters.joined(drafter)
@@ -181,11 +188,11 @@ class Lane:
                 hand_back(self._owner, placed.state, LifeEvent.MOVED)
         self._soon()
 
-    def _settle(self, placed: Placed, becomes: LifeEvent = LifeEvent.MOVED) -> None:
+    def _settle(self, placed: PlacedSequence, becomes: LifeEvent = LifeEvent.MOVED) -> None:
         """Releases a sequence once everything that was drawn for it has been reported."""
         placed.leaving = becomes
         placed.settled_by = self._clock.time() + self._config.verify_deadline_s
-        self._orders.append(Release(placed.number, placed.epoch, How.SETTLE))
+        self._orders.append(Release(placed.number, placed.epoch, ReleaseMode.SETTLE))
         self._soon()
 
     def close(self) -> None:
@@ -229,7 +236,11 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, states, reasons = Applied(said, [], [], [], []), list[RequestState](), list[str]()
+        applied, states, reasons = (
+            ValidRounds(said, [], [], [], []),
+            list[RequestState](),
+            list[str](),
+        )
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:
@@ -262,7 +273,9 @@ class Lane:
         if self._explain.watches and applied.rounds:
             plan, name_of = self._plans.in_force, self._drafters.name
             self._explain.reported(
-                Reported(self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of)
+                CommittedRound(
+                    self.facts.name, now, said, applied.rounds, states, reasons, plan, name_of
+                )
             )
 
     def _released(self, said: Released) -> None:
@@ -289,13 +302,13 @@ class Lane:
             self._assignment.lost(said.drafter, self._members, said.what)
             self._changed = True
 
-    def _find(self, number: int, epoch: int, kind: str) -> Placed | None:
+    def _find(self, number: int, epoch: int, kind: str) -> PlacedSequence | None:
         placed = self._members.find(number, epoch)
         if placed is None:
             self._metrics.dropped.labels(kind=kind, reason="stale").inc()
         return placed
 
-    def _fault(self, placed: Placed, kind: str) -> None:
+    def _fault(self, placed: PlacedSequence, kind: str) -> None:
         """Drops a sequence at a verifier whose report of it is out of order, and hands it back."""
         self._metrics.dropped.labels(kind=kind, reason="out_of_order").inc()
         self.forget(placed.state)
@@ -303,7 +316,7 @@ class Lane:
 
     # Leaving.
 
-    def _take_out(self, placed: Placed) -> None:
+    def _take_out(self, placed: PlacedSequence) -> None:
         self._members.remove(placed)
         self._assignment.left(placed)
         self._plans.remove(placed.number)
@@ -354,7 +367,7 @@ class Lane:
             self._write()  # epochs, before anything is drawn under them
         return admitted
 
-    def _admission(self, placed: Placed) -> Admission:
+    def _admission(self, placed: PlacedSequence) -> Admission:
         state = placed.state
         placed.epoch, placed.since = state.sequence.epoch, self._clock.time()
         placed.speculates = state.speculates and bool(self.facts.projection)
@@ -394,5 +407,5 @@ class Lane:
         self._kept = frozenset(
             (placed.number, placed.epoch) for placed in self._members if placed.admitted
         )
-        self._orders.append(Keep(self._kept))
+        self._orders.append(KeepSequences(self._kept))
         self._soon()

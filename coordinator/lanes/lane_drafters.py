@@ -18,7 +18,7 @@ from coordinator.lanes.lane_context import LaneContext
 from coordinator.lanes.request_state import RequestState
 from coordinator.planning.lane_plans import DrafterCost
 from coordinator.planning.watchdog import Alarm, BlockSums, DrafterWatch, drafted_passes
-from dspark.rounds.control import DrafterAt, Use
+from dspark.rounds.control import DrafterAt, DrafterUse
 from dspark.rounds.events import RoundReport
 from dspark.rounds.policy import Adaptive
 
@@ -42,13 +42,13 @@ class _Known:
         self.pause_s = AGAIN_S
         self.sequences = self.fed = 0  # of this lane; those that it has drafted for
         self.tight_until = 0.0  # clock time, see TIGHT_S
-        self.told: Use | None = None
+        self.told: DrafterUse | None = None
 
     @property
-    def use(self) -> Use:
+    def use(self) -> DrafterUse:
         if self.there:
-            return Use.NO_NEW if self.leaves else Use.YES
-        return Use.NO_NEW if self.sequences else Use.GONE
+            return DrafterUse.NO_NEW if self.leaves else DrafterUse.YES
+        return DrafterUse.NO_NEW if self.sequences else DrafterUse.GONE
 
 
 class LaneDrafters:
@@ -116,7 +116,7 @@ class LaneDrafters:
         if now >= known.not_before:  # else one of several that it had no room for at once
             known.not_before = now + known.pause_s
             known.pause_s = min(2.0 * known.pause_s, LONGEST_S)
-        known.told = Use.NO_NEW  # so that it is sent again
+        known.told = DrafterUse.NO_NEW  # so that it is sent again
 
     def drafted(self, number: int, *, first: bool) -> None:
         """Resets the pause of a drafter: one of its blocks arrived. first: for its sequence."""
@@ -238,12 +238,12 @@ class LaneDrafters:
         """Yields drafters whose use changed since the last call; forgets those that are gone."""
         for known in list(self._by_number.values()):
             use, facts = known.use, known.port.facts
-            if use is Use.GONE:
+            if use is DrafterUse.GONE:
                 del self._by_number[known.number]
                 self.show()
-            if use is known.told or (known.told is None and use is Use.GONE):
+            if use is known.told or (known.told is None and use is DrafterUse.GONE):
                 continue
-            if self._clock.time() >= known.not_before or use is not Use.YES:
+            if self._clock.time() >= known.not_before or use is not DrafterUse.YES:
                 known.told = use
                 yield DrafterAt(known.number, facts.endpoint, facts.incarnation, use)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from coordinator.config import CoordinatorConfig
 from coordinator.lanes.facts import VerifierFacts
-from coordinator.lanes.request_state import LifeEvent, Placed, RequestState
+from coordinator.lanes.request_state import LifeEvent, PlacedSequence, RequestState
 from dspark.rounds.control import PassReport
 
 # tokens of growth counted for each running sequence; spares most preemptions
@@ -55,9 +55,11 @@ class Members:
     def __init__(self, facts: VerifierFacts, prefills: int) -> None:
         """prefills: most at one time."""
         self._facts, self._prefills = facts, prefills
-        self._placed: dict[int, Placed] = {}
-        self._line: deque[Placed] = deque()
-        self._prompts: dict[str, Placed] = {}  # by request: the prefill that its answers wait for
+        self._placed: dict[int, PlacedSequence] = {}
+        self._line: deque[PlacedSequence] = deque()
+        self._prompts: dict[
+            str, PlacedSequence
+        ] = {}  # by request: the prefill that its answers wait for
         self._computed = Counter[str]()  # by request: its answers here whose prefill has ended
         self._longest = 0  # pages of all sequences at their longest
         self.prefilling = 0  # admitted, without an anchor yet
@@ -66,7 +68,7 @@ class Members:
     def __len__(self) -> int:
         return len(self._placed)
 
-    def __iter__(self) -> Iterator[Placed]:
+    def __iter__(self) -> Iterator[PlacedSequence]:
         """Iterates over a copy, in order of arrival."""
         return iter(tuple(self._placed.values()))
 
@@ -79,10 +81,10 @@ class Members:
         """Number of sequences that have not joined the rounds."""
         return sum(not placed.prefilled for placed in self._placed.values())
 
-    def get(self, number: int) -> Placed | None:
+    def get(self, number: int) -> PlacedSequence | None:
         return self._placed.get(number)
 
-    def find(self, number: int, epoch: int) -> Placed | None:
+    def find(self, number: int, epoch: int) -> PlacedSequence | None:
         """The admitted sequence of this epoch, the only one a verifier may report; None if
         unknown."""
         placed = self._placed.get(number)
@@ -111,12 +113,12 @@ class Members:
         return -(-tokens // (self._facts.page_size or 1))
 
     def add(self, state: RequestState) -> None:
-        placed = Placed(state)
+        placed = PlacedSequence(state)
         self._placed[placed.number] = placed
         self._longest += self._pages(state.request.longest)
         self._line.append(placed)
 
-    def remove(self, placed: Placed) -> None:
+    def remove(self, placed: PlacedSequence) -> None:
         del self._placed[placed.number]
         request = placed.state.request
         self._longest -= self._pages(request.longest)
@@ -126,9 +128,9 @@ class Members:
             if not self._computed[request.id]:
                 del self._computed[request.id]
 
-    def next(self) -> list[Placed]:
+    def next(self) -> list[PlacedSequence]:
         """Admits and returns the next queued sequences, as many as may be prefilled now."""
-        admitted, held = list[Placed](), list[Placed]()
+        admitted, held = list[PlacedSequence](), list[PlacedSequence]()
         while self._line and self.prefilling < self._prefills:
             placed = self._line.popleft()
             if self._placed.get(placed.number) is not placed:
@@ -146,24 +148,24 @@ class Members:
         self._line.extendleft(reversed(held))
         return admitted
 
-    def joined(self, placed: Placed) -> None:
+    def joined(self, placed: PlacedSequence) -> None:
         """Notes that its prefill ended: it joins the rounds."""
         self._prompt_over(placed)
         self._computed[placed.state.request.id] += 1
         self._latest = max(self._latest, placed.turn)
         placed.prefilled = True
 
-    def overtook(self, placed: Placed) -> bool:
+    def overtook(self, placed: PlacedSequence) -> bool:
         """Whether the prefill of a later admission has ended."""
         return placed.turn < self._latest
 
-    def _prompt_over(self, placed: Placed) -> None:
+    def _prompt_over(self, placed: PlacedSequence) -> None:
         self.prefilling -= placed.admitted and not placed.prefilled
         if self._prompts.get(placed.state.request.id) is placed:
             del self._prompts[placed.state.request.id]
 
 
-class Silence:
+class SilenceTimeouts:
     """Timeouts: of a silent verifier, and of one sequence at a verifier that reports others.
 
     A verifier that owes a report and sends nothing at all is lost. A sequence in rounds is reported
@@ -205,7 +207,7 @@ class Silence:
             return f"no prefill within {prefill_s:g} s"
         return None
 
-    def overdue(self, now: float) -> Iterator[Placed]:
+    def overdue(self, now: float) -> Iterator[PlacedSequence]:
         """Sequences whose report or prefill is overdue, without those that are leaving already."""
         for placed in self._members:
             if not placed.admitted or placed.leaving is not None:

@@ -18,7 +18,7 @@ from coordinator.planning.lane_plans import Planned
 from coordinator.requests.request import Request
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unsupported
 from dspark.rounds.control import Admission
-from dspark.rounds.events import Admit, Released, Why
+from dspark.rounds.events import Admit, GoneReason, Released
 from dspark.rounds.policy import Off
 from dspark.types import Refusal, RefusalReason
 
@@ -128,14 +128,14 @@ class RequestState:
         return None if asked is None or self.answer.index or self.answer.length else asked
 
 
-_GONE: dict[Why | None, tuple[RefusalReason, str]] = {
-    Why.FAILED: (RefusalReason.INTERNAL, "its pass failed"),
-    Why.STALE_EPOCH: (RefusalReason.STALE_CURSOR, "the verifier has seen its epoch before"),
+_GONE: dict[GoneReason | None, tuple[RefusalReason, str]] = {
+    GoneReason.FAILED: (RefusalReason.INTERNAL, "its pass failed"),
+    GoneReason.STALE_EPOCH: (RefusalReason.STALE_CURSOR, "the verifier has seen its epoch before"),
 }
 
 
 @dataclass(slots=True, eq=False)
-class Placed:
+class PlacedSequence:
     """One sequence in a lane, from `take` until it has left: its progress and its drafter."""
 
     state: RequestState
@@ -184,9 +184,9 @@ class Placed:
             refused = None  # `said.why` says it
         if in_order and said.why is None and self.leaving is not None:
             return self.leaving
-        if in_order and said.why is Why.OUT_OF_PAGES:
+        if in_order and said.why is GoneReason.OUT_OF_PAGES:
             return LifeEvent.PREEMPTED
-        if in_order and said.why is Why.NO_PAGES and refused is None and not self.prefilled:
+        if in_order and said.why is GoneReason.NO_PAGES and refused is None and not self.prefilled:
             return self.leaving or LifeEvent.TURNED_AWAY
         if in_order and refused is not None:
             shown, reason = self.state.shown, refused.reason

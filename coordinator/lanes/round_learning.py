@@ -12,7 +12,7 @@ from typing import NamedTuple
 from coordinator.lanes.lane_drafters import LaneDrafters
 from coordinator.lanes.monitor import Monitor
 from coordinator.planning.lane_plans import LanePlans
-from coordinator.planning.planner import Applied
+from coordinator.planning.planner import ValidRounds
 from dspark.rounds.events import RoundReport
 from dspark.runtime.telemetry import Metrics, observe_all
 
@@ -105,7 +105,7 @@ class RoundCounts:
         metrics.label_accepted_tokens.labels(label=name).inc(sum(each.accepted for each in mine))
 
 
-class Mode(enum.Enum):
+class RoundMode(enum.Enum):
     """How a verifier runs its rounds, as metrics name it."""
 
     ONE = "one cohort"
@@ -127,10 +127,10 @@ class RoundLearning:
     ) -> None:
         self._lane, self._plans, self._drafters, self._counts = lane, plans, drafters, counts
         self._monitor, self._metrics = monitor, metrics
-        self._applied: list[Applied] = []
-        self._mode: Mode | None = None
+        self._applied: list[ValidRounds] = []
+        self._mode: RoundMode | None = None
 
-    def note(self, applied: Applied) -> None:
+    def note(self, applied: ValidRounds) -> None:
         self._applied.append(applied)
 
     def catch_up(self) -> bool:
@@ -160,7 +160,7 @@ class RoundLearning:
         self._show_mode(None)
         self._drafters.hide()
 
-    def _count(self, applied: Applied) -> None:
+    def _count(self, applied: ValidRounds) -> None:
         metrics, timing = self._metrics, applied.report.timing
         metrics.cohorts.inc()
         metrics.verify_rpc.observe(timing.forward_s)
@@ -176,13 +176,13 @@ class RoundLearning:
         if found is None:
             return
         slots, cohorts = found
-        mode = Mode.PLAIN if not slots else Mode.TWO if cohorts == 2 else Mode.ONE
+        mode = RoundMode.PLAIN if not slots else RoundMode.TWO if cohorts == 2 else RoundMode.ONE
         if mode is not self._mode:
             self._mode = mode
             self._show_mode(mode)
 
-    def _show_mode(self, mode: Mode | None) -> None:
-        for each in Mode:
+    def _show_mode(self, mode: RoundMode | None) -> None:
+        for each in RoundMode:
             self._metrics.lane_mode.labels(lane=self._lane, mode=each.value).set(
                 float(each is mode)
             )

@@ -28,7 +28,7 @@ MAX_WATCHES = 256  # at one time; one more is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class CommittedRound:
     """One cohort's committed round: references, no arithmetic. Times are clock times."""
 
     lane: str
@@ -45,18 +45,18 @@ class Reported:
 class RoundPart:
     """One answer's part in a reported round."""
 
-    round: Reported
+    round: CommittedRound
     at: int  # which row of the cohort
     offset: int  # index in the answer of the first token it committed
     kept: int  # tokens committed, after stop tokens and limits cut the answer
     room: int  # tokens the answer could still grow by when the round began
 
 
-class Watch(Generic[T]):
+class RoundWatch(Generic[T]):
     """One open watch; leaving its context closes it. parts: what is kept of a round."""
 
     def __init__(
-        self, owner: Explain, parts: Callable[[Reported], Iterable[T]], limit: int
+        self, owner: Explain, parts: Callable[[CommittedRound], Iterable[T]], limit: int
     ) -> None:
         self._owner, self._parts, self._limit = owner, parts, limit
         self.wakeup = asyncio.Event()
@@ -68,21 +68,21 @@ class Watch(Generic[T]):
         self._kept.clear()
         return taken
 
-    def put(self, round: Reported) -> None:
+    def put(self, round: CommittedRound) -> None:
         for part in self._parts(round):
             if len(self._kept) == self._limit:  # the oldest is dropped, and counted
                 self._owner.lost()
             self._kept.append(part)
             self.wakeup.set()
 
-    def __enter__(self) -> Watch[T]:
+    def __enter__(self) -> RoundWatch[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._owner.close(self)
 
 
-def parts_of(round: Reported, request_id: str) -> Iterator[RoundPart]:
+def parts_of(round: CommittedRound, request_id: str) -> Iterator[RoundPart]:
     """The parts of a round that all answers of one request have."""
     for at, (state, said) in enumerate(zip(round.states, round.rounds, strict=True)):
         if state.request.id == request_id:
@@ -97,27 +97,27 @@ class Explain:
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.lost = lost
-        self.watches: list[Watch[Any]] = []
+        self.watches: list[RoundWatch[Any]] = []
 
-    def cell(self) -> Watch[Reported]:
+    def cell(self) -> RoundWatch[CommittedRound]:
         """Opens a watch of every round of every lane from now on."""
         return self._open(lambda round: (round,), LANE_ROUNDS)
 
-    def request(self, request_id: str) -> Watch[RoundPart]:
+    def request(self, request_id: str) -> RoundWatch[RoundPart]:
         """Opens a watch of one request's rounds from now on; the request need not run yet."""
         return self._open(partial(parts_of, request_id=request_id), REQUEST_ROUNDS)
 
-    def _open(self, parts: Callable[[Reported], Iterable[T]], limit: int) -> Watch[T]:
+    def _open(self, parts: Callable[[CommittedRound], Iterable[T]], limit: int) -> RoundWatch[T]:
         if len(self.watches) >= MAX_WATCHES:
             raise Overloaded(f"{MAX_WATCHES} watch already", retry_after_s=1.0)
-        watch = Watch(self, parts, limit)
+        watch = RoundWatch(self, parts, limit)
         self.watches.append(watch)
         return watch
 
-    def close(self, watch: Watch[Any]) -> None:
+    def close(self, watch: RoundWatch[Any]) -> None:
         self.watches.remove(watch)
 
-    def reported(self, round: Reported) -> None:
+    def reported(self, round: CommittedRound) -> None:
         """Hands a round to all watches. Call it in the event loop's turn that committed it."""
         for watch in self.watches:
             watch.put(round)

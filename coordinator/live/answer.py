@@ -46,7 +46,7 @@ class Message(BodyPart):
     content: Annotated[str, Field(max_length=MAX_CONTENT)]
 
 
-class AnswerWish(BodyPart):
+class AnswerRequest(BodyPart):
     """A request for an answer with its rounds explained. The conversation is not kept: the page
     sends all of it each time."""
 
@@ -82,7 +82,7 @@ async def prompt_of(
     return await beside(long, newest_that_fit, messages, room, encode)
 
 
-class Speaker:
+class AnswerEvents:
     """Makes the events of one answer from its committed pieces."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -135,7 +135,7 @@ class Speaker:
         return told
 
 
-async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventStream:
+async def answer_events(api: Api, explain: Explain, wish: AnswerRequest) -> EventStream:
     """The event stream of one answer: `begin`, `first`, a `round` for each round, `end`."""
     options = wish.model_dump(exclude={"messages", "shape"})
     options["request_id"] = f"live-{secrets.token_hex(8)}"
@@ -160,7 +160,7 @@ async def answer_events(api: Api, explain: Explain, wish: AnswerWish) -> EventSt
         try:
             with explain.request(inside(request.tenant, request.id)) as watch:
                 # watching begins before the first round
-                speaker = Speaker(api.processor.tokenizer)
+                speaker = AnswerEvents(api.processor.tokenizer)
                 yield event(begin)
                 while not stream.done:
                     with naming(_name):

@@ -18,7 +18,7 @@ import structlog
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.watch import Reported
+from coordinator.lanes.watch import CommittedRound
 from coordinator.live.answer import prompt_of
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import step_of
@@ -156,7 +156,7 @@ class CellFeed:
             self._load.close()
             self._next.set_result(None)
 
-    def _cell(self, rounds: list[Reported]) -> dict[str, Any]:
+    def _cell(self, rounds: list[CommittedRound]) -> dict[str, Any]:
         membership = self._membership
         return {
             "type": "cell",
@@ -167,7 +167,7 @@ class CellFeed:
             "workers": [_worker(each, membership.sequences(each)) for each in membership.workers],
         }
 
-    def _lane(self, lane: Lane, rounds: list[Reported]) -> dict[str, Any]:
+    def _lane(self, lane: Lane, rounds: list[CommittedRound]) -> dict[str, Any]:
         waiting = lane.waiting
         mine = [each for each in rounds if each.lane == lane.facts.name]
         expected = lane.expected_rates if mine else None

@@ -22,7 +22,7 @@ from coordinator.http.api import Api
 from coordinator.http.body import read_body
 from coordinator.http.schema import BodyPart
 from coordinator.http.stream import EventStream
-from coordinator.live.answer import MAX_TOKENS, AnswerWish, Policy, Rule, answer_events
+from coordinator.live.answer import MAX_TOKENS, AnswerRequest, Policy, Rule, answer_events
 from coordinator.live.feed import BackgroundLoad, CellFeed
 from coordinator.queue.scheduler import Scheduler
 from coordinator.reception.input_processor import prompt_bytes
@@ -59,7 +59,7 @@ HEADERS = {
 }
 
 
-class LoadWish(BodyPart):
+class LoadRequest(BodyPart):
     """The number of background streams, and their policy and rule of speculation."""
 
     streams: Annotated[int, Field(ge=0, le=1024)]
@@ -108,12 +108,12 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
-        wish = await read_body(request, AnswerWish, prompt_bytes(api.processor.cell))
+        wish = await read_body(request, AnswerRequest, prompt_bytes(api.processor.cell))
         return await answer_events(api, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
     async def set_load(request: Request) -> dict[str, int]:
-        wish = await read_body(request, LoadWish, LOAD_BYTES)
+        wish = await read_body(request, LoadRequest, LOAD_BYTES)
         if wish.policy:
             parse_policy(wish.policy, field="policy")
         feed.set_load(wish.streams, wish.policy, wish.rule)

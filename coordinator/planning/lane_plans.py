@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
-from coordinator.planning.options import Others, PlannedLane
-from coordinator.planning.planner import Applied, Planner
-from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
+from coordinator.planning.options import OtherSequences, PlannedLane
+from coordinator.planning.planner import Planner, ValidRounds
+from dspark.rounds.plan import PLAIN, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.rounds.policy import Adaptive, Fixed, Policy, Threshold
 
 HOP_S = 2e-3  # hop time of a drafted round, before any was measured
@@ -40,7 +40,7 @@ class Planned:
     policy: Policy
     weight: float
     key: Hashable = ""  # drafter and bucket, by which acceptance is tracked
-    own: Terms | None = None  # terms that follow from its policy; None: the planner's
+    own: BlockTerms | None = None  # terms that follow from its policy; None: the planner's
     drafted: bool = False  # a drafter is assigned
     tries: bool = False  # its drafter is on trial
 
@@ -90,16 +90,16 @@ class LanePlans:
     def remove(self, number: int) -> None:
         self._members.pop(number, None)
 
-    def _terms(self, member: Planned) -> Terms | None:
+    def _terms(self, member: Planned) -> BlockTerms | None:
         policy, weight = member.policy, member.weight
         if isinstance(policy, Fixed):
-            return Terms(PlanKind.FIXED, policy.slots, 0.0, weight)
+            return BlockTerms(PlanKind.FIXED, policy.slots, 0.0, weight)
         if isinstance(policy, Threshold):
-            return Terms(PlanKind.THRESHOLD, self.block, policy.at, weight)
+            return BlockTerms(PlanKind.THRESHOLD, self.block, policy.at, weight)
         if not isinstance(policy, Adaptive):
             return PLAIN
         if self._verify is None or member.tries:
-            return Terms(PlanKind.FIXED, self.block, 0.0, weight)
+            return BlockTerms(PlanKind.FIXED, self.block, 0.0, weight)
         return None
 
     def _draft_s(self, sequences: float, slots: int) -> float:
@@ -115,7 +115,7 @@ class LanePlans:
 
     # From reports.
 
-    def learn(self, applied: Applied) -> None:
+    def learn(self, applied: ValidRounds) -> None:
         """Learns cost and acceptance from one pass, of a round at least."""
         report, rounds = applied.report, applied.rounds
         self._context = max(report.context, 1.0) if math.isfinite(report.context) else self._context
@@ -157,7 +157,7 @@ class LanePlans:
                 np.fromiter((each.weight for each in adaptive), np.float64, len(adaptive)),
                 self._context,
                 cohorts=self._cohorts,
-                others=Others(
+                others=OtherSequences(
                     len(others),
                     len(others) + more,
                     min(slots, self.block),

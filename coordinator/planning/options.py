@@ -28,7 +28,7 @@ CONTEXT_STEP = 128  # tokens of mean context over which a lane's options are kep
 MOST_KNOWN = 64  # lanes whose options are kept
 
 
-class Others(NamedTuple):
+class OtherSequences(NamedTuple):
     """Sequences of the same passes whose block lengths this planner does not choose."""
 
     sequences: int = 0
@@ -38,7 +38,7 @@ class Others(NamedTuple):
     drafting: int = 0  # sequences among them that have blocks drafted
 
 
-NOBODY = Others()
+NOBODY = OtherSequences()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PlannedLane:
     weight: Floats  # [n]
     context: float
     cohorts: tuple[int, ...] = (1, 2)  # to choose from
-    others: Others = NOBODY
+    others: OtherSequences = NOBODY
 
     @property
     def together(self) -> int:
@@ -77,7 +77,7 @@ class PlannedLane:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlanOption:
     """One thing to do with a lane."""
 
     rate: float  # expected weighted tokens per second
@@ -86,11 +86,11 @@ class Option:
     cohorts: int
     price: float
 
-    def alike(self, other: Option) -> bool:
+    def alike(self, other: PlanOption) -> bool:
         return (self.slots, self.cohorts) == (other.slots, other.cohorts)
 
 
-class Walk(NamedTuple):
+class BestPrefix(NamedTuple):
     """Algorithm 1 over m slots in descending order."""
 
     rates: Floats  # [m + 1] expected weighted tokens per second with so many of them
@@ -99,7 +99,7 @@ class Walk(NamedTuple):
     price: float  # compared value of the last chosen one; infinite without one
 
 
-def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Walk:
+def best_prefix(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> BestPrefix:
     """Runs Algorithm 1. compared: [m] what the verifier will compare with the price, descending;
     gained: [m] expected tokens of each; worth: tokens without any; seconds: [m + 1] of a round with
     so many."""
@@ -107,7 +107,9 @@ def walk(compared: Floats, gained: Floats, worth: float, seconds: Floats) -> Wal
     np.cumsum(gained, out=brought[1:])
     rates = (worth + brought) / seconds
     chosen = int(rates.argmax())
-    return Walk(rates, seconds, chosen, float(compared[chosen - 1]) if chosen else float("inf"))
+    return BestPrefix(
+        rates, seconds, chosen, float(compared[chosen - 1]) if chosen else float("inf")
+    )
 
 
 class _Remembered(NamedTuple):
@@ -149,9 +151,9 @@ class LaneOptions:
         self._recent: deque[_Remembered] = deque()
         self.blocks = 0  # that are remembered
         # (plain, drafted) options by properties of the lane
-        self.known: dict[tuple[object, ...], tuple[Option, list[Option]]] = {}
+        self.known: dict[tuple[object, ...], tuple[PlanOption, list[PlanOption]]] = {}
         # (rate, seconds) of rounds in which few draft, by their number, the lane's and option
-        self._parts: dict[tuple[int, int, Option], tuple[float, float]] = {}
+        self._parts: dict[tuple[int, int, PlanOption], tuple[float, float]] = {}
         self._ranks: dict[frozenset[Hashable], _Ranked] = {}  # by a lane's keys
         self._news = 0  # blocks since these were cleared
         self._plain = 1.0  # what a plain round took over what was announced, as of then
@@ -171,7 +173,7 @@ class LaneOptions:
         self._ranks.clear()
         self._news, self._plain = 0, self._cost.plain.value
 
-    def of(self, lane: PlannedLane) -> tuple[Option, list[Option]]:
+    def of(self, lane: PlannedLane) -> tuple[PlanOption, list[PlanOption]]:
         """(plain rounds, drafts of every length and number of cohorts) for the next plan. A lane
         where one sequence comes and one goes has the same options again."""
         near, worth = lane.context // CONTEXT_STEP, float(lane.weight.sum())
@@ -184,7 +186,7 @@ class LaneOptions:
             self.known[of] = self._computed(lane)
         return self.known[of]
 
-    def for_few(self, lane: PlannedLane, few: int, option: Option) -> tuple[float, float]:
+    def for_few(self, lane: PlannedLane, few: int, option: PlanOption) -> tuple[float, float]:
         """(rate, seconds) of one round by this option that drafts for few, whose contexts are sent
         first, while the others wait."""
         count = len(lane.sequences)
@@ -192,31 +194,31 @@ class LaneOptions:
             return option.rate, option.seconds
         of = (few, count, option)
         if of not in self._parts:
-            found = self._walk(lane.part(few), self._ranked(lane), option.slots, option.cohorts)
+            found = self._best_prefix(lane.part(few), self._ranked(lane), option.slots, option.cohorts)
             at = found.chosen
             sent = 1.0 + SENT
             self._parts[of] = float(found.rates[at]) / sent, float(found.seconds[at]) * sent
         return self._parts[of]
 
-    def walked(self, lane: PlannedLane, option: Option) -> tuple[Walk, float]:
+    def prefix_of(self, lane: PlannedLane, option: PlanOption) -> tuple[BestPrefix, float]:
         """Algorithm 1 by an option, and the slots that one of its slots stands for."""
         ranked = self._ranked(lane)
-        found = self._walk(lane, ranked, option.slots, option.cohorts)
+        found = self._best_prefix(lane, ranked, option.slots, option.cohorts)
         return found, len(lane.sequences) / ranked.blocks
 
-    def _computed(self, lane: PlannedLane) -> tuple[Option, list[Option]]:
+    def _computed(self, lane: PlannedLane) -> tuple[PlanOption, list[PlanOption]]:
         tokens, worth = lane.without_drafts
         plain_s = self._plain_s(tokens, lane)
-        plain = Option(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
-        ranked, drafted = self._ranked(lane), list[Option]()
+        plain = PlanOption(worth / plain_s if self._bypass else 0.0, plain_s, 0, 1, float("inf"))
+        ranked, drafted = self._ranked(lane), list[PlanOption]()
         for slots in range(1, self._block + 1):
             for cohorts in [each for each in lane.cohorts if each <= lane.together] or [1]:
-                found = self._walk(lane, ranked, slots, cohorts)
+                found = self._best_prefix(lane, ranked, slots, cohorts)
                 rate, seconds = float(found.rates[found.chosen]), float(found.seconds[found.chosen])
-                drafted.append(Option(rate, seconds, slots, cohorts, found.price))
+                drafted.append(PlanOption(rate, seconds, slots, cohorts, found.price))
         return plain, drafted
 
-    def _walk(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> Walk:
+    def _best_prefix(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> BestPrefix:
         """Algorithm 1 over blocks of `slots` slots, in `cohorts` cohorts."""
         tokens, worth = lane.without_drafts
         scale = len(lane.sequences) / ranked.blocks
@@ -227,7 +229,7 @@ class LaneOptions:
         seconds = self._cost.round_s(
             tokens + taken, lane.context, lane.together, drafting, longest, cohorts
         )
-        return walk(compared, scale * gained, worth, seconds)
+        return best_prefix(compared, scale * gained, worth, seconds)
 
     def _plain_s(self, tokens: float, lane: PlannedLane) -> float:
         """Seconds of a round in which blocks are drafted for the others only."""

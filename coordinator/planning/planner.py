@@ -20,11 +20,11 @@ import numpy as np
 
 from coordinator.planning.acceptance import AcceptanceEstimator
 from coordinator.planning.cost import LEAST_SECONDS, CostCorrector
-from coordinator.planning.options import LaneOptions, Option, PlannedLane
-from coordinator.planning.tries import EXPLORE, Tries, few_of, keyed
+from coordinator.planning.exploration import EXPLORE, Exploration, few_of, keyed
+from coordinator.planning.options import LaneOptions, PlannedLane, PlanOption
 from dspark.rounds.control import PassReport
 from dspark.rounds.events import RoundReport
-from dspark.rounds.plan import PLAIN, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.plan import PLAIN, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.rounds.survival import Floats
 
 WARM_UP = 32  # blocks before it is decided whether drafts pay
@@ -34,7 +34,7 @@ CURVE_POINTS = 40  # most points of the expected rate by slots verified
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class ValidRounds:
     """The valid rounds of a reported pass, in columns [n]."""
 
     report: PassReport
@@ -54,13 +54,13 @@ class Planner:
         self.cost, self.acceptance, self.block = cost, AcceptanceEstimator(slots), slots
         hoped: Floats = np.cumprod(self.acceptance.usual(), dtype=np.float64)
         self._options = LaneOptions(cost, slots, hoped, bypass=bypass)
-        self._tries = Tries(explore)
+        self._tries = Exploration(explore)
         self._number = 0
-        self._last = Option(0.0, 1.0, slots, 1, 0.0)  # thought best
+        self._last = PlanOption(0.0, 1.0, slots, 1, 0.0)  # thought best
         self._lane: PlannedLane | None = None  # as of the last plan
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
-    def learn(self, applied: Applied, context: float, *, alone: bool, drafted: bool) -> None:
+    def learn(self, applied: ValidRounds, context: float, *, alone: bool, drafted: bool) -> None:
         """Learns from one pass, of a round at least. context: mean committed length. alone: no
         other cohort takes turns with it. drafted: whether sequences had blocks whose terms are this
         planner's."""
@@ -149,18 +149,20 @@ class Planner:
         the length in force; None without drafts in force."""
         if self._lane is None or not self._last.slots:
             return None
-        found, scale = self._options.walked(self._lane, self._last)
+        found, scale = self._options.prefix_of(self._lane, self._last)
         step = max(-(-len(found.rates) // CURVE_POINTS), 1)
         shown = sorted({*range(0, len(found.rates), step), found.chosen, len(found.rates) - 1})
         return [(scale * size, float(found.rates[size])) for size in shown], scale * found.chosen
 
-    def _plan(self, lane: PlannedLane, chosen: Option, few: Sequence[int] | None = None) -> Plan:
+    def _plan(
+        self, lane: PlannedLane, chosen: PlanOption, few: Sequence[int] | None = None
+    ) -> Plan:
         """few: places of the sequences that draft; None: all."""
         if chosen.slots == 0:
             return Plan()
         trust = {key: self.acceptance.trust(key) for key in set(lane.keys)}
         weights = [float(w) * trust[key] for w, key in zip(lane.weight, lane.keys, strict=True)]
-        terms = Terms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0])
+        terms = BlockTerms(PlanKind.PRICE, chosen.slots, chosen.price, weights[0])
         every = PLAIN if few is not None and len(few) < len(weights) else terms
         sequences: Mapping[int, SequencePlan] = {
             lane.sequences[place]: SequencePlan(terms._replace(weight=weights[place]))

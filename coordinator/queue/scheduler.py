@@ -24,7 +24,7 @@ from coordinator.lanes.lane import Lane
 from coordinator.lanes.request_state import LifeEvent, RequestState
 from coordinator.queue.waiting_queue import TenantShares, WaitingQueue
 from coordinator.requests.request import Request
-from coordinator.watching.endings import Endings
+from coordinator.watching.answer_log import AnswerLog
 from coordinator.watching.tracing import Tracing
 from dspark.errors import DsparkError, InvalidRequest, Overloaded, PeerError, Unavailable
 from dspark.runtime.telemetry import Metrics
@@ -67,7 +67,7 @@ class Scheduler:
         self.verifier_warms: Callable[[], bool] = lambda: False
         self.draining = False
         self.tracing: Tracing | None = None
-        self.endings = Endings(metrics)
+        self.endings = AnswerLog(metrics)
 
     # Requests.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.config import CoordinatorConfig
-from coordinator.simulation.world import Hops
+from coordinator.simulation.world import HopDelays
 from dspark.errors import InvalidRequest
 from dspark.rounds.policy import parse_policy
 from dspark.synthetic.spec import SyntheticSpec
@@ -40,7 +40,7 @@ class Scenario:
     window_s: float = 20.0
     temperature: float = 1.0
     seed: int = 0
-    hops: Hops = field(default_factory=Hops)
+    hops: HopDelays = field(default_factory=HopDelays)
     config: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     prefill_chunk: int = 256
     kv_tokens: int = 0  # per verifier; 0: no limit

@@ -21,15 +21,15 @@ from dspark.rounds.control import (
     Admission,
     Down,
     DrafterAt,
+    DrafterUse,
     Listener,
     PassReport,
-    Started,
+    PrefillStats,
     Timing,
     Up,
-    Use,
 )
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.orders import Waits
+from dspark.rounds.orders import OrderTimeouts
 from dspark.rounds.plan import Plan
 from dspark.rounds.spans import RoundSpans
 from dspark.types import Verdict
@@ -69,7 +69,7 @@ class SimulatedVerifier(SimulatedWorker):
         name: str,
         processor: Device,
         drafters: Sequence[SimulatedDrafter],
-        waits: Waits | None = None,
+        waits: OrderTimeouts | None = None,
     ) -> None:
         """processor: of its coordinator, where reports are settled one after the other."""
         super().__init__(world)
@@ -158,7 +158,7 @@ class SimulatedVerifier(SimulatedWorker):
 
     def _drafter_at(self, at: DrafterAt) -> list[events.DrafterLost]:
         known = self._numbered.get(at.drafter)
-        if at.use is Use.GONE:
+        if at.use is DrafterUse.GONE:
             return [events.DrafterLost(at.drafter, "gone")] if known is not None else []
         for drafts in self._pool:
             if (drafts.facts.endpoint, drafts.facts.incarnation) == (at.endpoint, at.incarnation):
@@ -376,7 +376,7 @@ class SimulatedVerifier(SimulatedWorker):
 
     def _report(self, report: events.Report) -> None:
         if report.number == 0:
-            self._news.append(PassReport(report, started=Started()))
+            self._news.append(PassReport(report, started=PrefillStats()))
             return
         number = self._rounds.plan.cohort(report.rounds[0].sequence)
         cohort = self._cohorts[number]

@@ -124,7 +124,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class HopDelays:
     """Seconds between a command and its device and back: the constants of the simulator.
 
     A reply is a block of drafts or a verdict; `round_` is what one takes of its coordinator's
@@ -162,7 +162,7 @@ class World:
     """What the workers of one simulation share."""
 
     def __init__(
-        self, pair: SimulatedPair, spec: SyntheticSpec, hops: Hops, kv: KVShape, cores: int = 0
+        self, pair: SimulatedPair, spec: SyntheticSpec, hops: HopDelays, kv: KVShape, cores: int = 0
     ) -> None:
         self.pair, self.spec, self.hops, self.kv = pair, spec, hops, kv
         self.cores = Cores(cores) if cores else None  # None: every process has one of its own
@@ -189,7 +189,7 @@ class SimulatedWorker:
 
     def command(self, sequences: int, then: Callable[[], object]) -> None:
         """Sends a command; `then` is called when the host has read it, in half of the time that
-        `Hops.serving` gives. The other half is for the reply."""
+        `HopDelays.serving` gives. The other half is for the reply."""
         self.world.hop(self.serve, sequences, then)
 
     def serve(self, sequences: int, then: Callable[[], object]) -> None:

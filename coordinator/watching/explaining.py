@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.lanes.watch import Reported, RoundPart
+from coordinator.lanes.watch import CommittedRound, RoundPart
 from dspark.rounds.events import RoundReport
-from dspark.rounds.plan import PlanKind, Terms
+from dspark.rounds.plan import BlockTerms, PlanKind
 from dspark.rounds.survival import survival
 from dspark.wire.v1 import control_pb2 as wire
 
@@ -33,7 +33,7 @@ def fate_of(slot: int, said: RoundReport, kept: int) -> wire.Fate:
     return wire.FATE_FORBIDDEN if said.forbidden else wire.FATE_REJECTED
 
 
-def step_of(made: Reported) -> wire.RoundExplanation:
+def step_of(made: CommittedRound) -> wire.RoundExplanation:
     """The fields that are the same for all answers of a cohort."""
     rounds, report = made.rounds, made.report
     timing = report.timing
@@ -55,7 +55,7 @@ def step_of(made: Reported) -> wire.RoundExplanation:
     )
 
 
-def price(made: Reported) -> float | None:
+def price(made: CommittedRound) -> float | None:
     """The gain from which on a slot was verified; None without a finite price."""
     for each in made.rounds:  # a try has terms for those that draft alone
         terms = made.plan.terms_of(each.sequence)
@@ -101,7 +101,7 @@ def told(part: RoundPart) -> wire.RoundExplanation:
     return found
 
 
-def _why(said: RoundReport, terms: Terms, room: int) -> wire.PrefixEnd:
+def _why(said: RoundReport, terms: BlockTerms, room: int) -> wire.PrefixEnd:
     """What ended the prefix."""
     drafted = len(said.confidence)
     if not drafted:

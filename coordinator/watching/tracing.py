@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.answers.answer import RequestStats
 from coordinator.clock import Clock
-from coordinator.lanes.watch import Explain, RoundPart, Watch
+from coordinator.lanes.watch import Explain, RoundPart, RoundWatch
 from dspark.errors import ConfigError, Overloaded
 from dspark.runtime.telemetry import Metrics
 
@@ -30,7 +30,7 @@ MOST_TRACED = 32  # requests at one time; more are not traced, and are counted
 
 
 class _Open(NamedTuple):
-    watch: Watch[RoundPart]
+    watch: RoundWatch[RoundPart]
     caller: Any  # its context, or an empty one
     answers: list[tuple[RequestState, str]]  # that have ended, and how
 

@@ -29,7 +29,7 @@ from coordinator.workers.descriptions import (
     verifier_facts,
     verifier_mismatch,
 )
-from coordinator.workers.warming import Unwarmed, warm
+from coordinator.workers.warming import WarmUpFailed, warm
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.runtime.security import Security
 from dspark.wire.v1 import draft_pb2, verify_pb2
@@ -307,7 +307,7 @@ class Membership:
                 await warm(verifier, drafter, config=self._config, clock=self._clock)
         except TimeoutError:
             problem = f"its first requests did not end within {longest_s:g} s"
-        except Unwarmed as error:
+        except WarmUpFailed as error:
             problem = f"its first requests failed: {error}"
         if problem is not None:
             name = drafter.facts.name if drafter is not None else ""

@@ -35,7 +35,7 @@ PLAIN_STEPS = 2
 DRAFTED_STEPS = 2
 
 
-class Unwarmed(DsparkError):
+class WarmUpFailed(DsparkError):
     """A first request did not complete; the message says why."""
 
 
@@ -60,7 +60,7 @@ async def warm(
         state = _state(verifier.facts, Fixed(block), tokens, rule, clock, drafter.facts)
         await owner.run(lane, state)
         if not state.stats.drafted:
-            raise Unwarmed(f"{drafter.facts.name} drafted nothing")
+            raise WarmUpFailed(f"{drafter.facts.name} drafted nothing")
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +118,7 @@ class _Owner:
         if why is None:
             self._over.set_result(None)
         else:
-            self._over.set_exception(Unwarmed(why))
+            self._over.set_exception(WarmUpFailed(why))
 
 
 class _Unread:

@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(run=_chat)
 
 
-class Ears:
+class InterruptHandler:
     """Handles Ctrl-C: it stops what runs inside `listening`; elsewhere it interrupts nothing and
     sets `over`, after which the conversation ends."""
 
@@ -89,7 +89,7 @@ def _chat(args: argparse.Namespace) -> int:
             f"{info.model.rstrip('/').rpartition('/')[2]} answers; Ctrl-C interrupts it, Ctrl-D "
             "ends"
         )
-        ears, failed = Ears(), False
+        ears, failed = InterruptHandler(), False
         for turn in turns(ears):
             said.append({"role": "user", "content": turn})
             try:
@@ -133,7 +133,7 @@ def renderer(target: str) -> Render:
     return render
 
 
-def turns(ears: Ears) -> Iterator[str]:
+def turns(ears: InterruptHandler) -> Iterator[str]:
     """Yields typed lines until Ctrl-D; empty lines are skipped."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # one undecodable line does not end all
@@ -166,7 +166,9 @@ def fitted(said: list[Message], render: Render, room: int) -> tuple[int, ...]:
     return prompt
 
 
-def _answer(client: Client, prompt: tuple[int, ...], options: dict[str, Any], ears: Ears) -> str:
+def _answer(
+    client: Client, prompt: tuple[int, ...], options: dict[str, Any], ears: InterruptHandler
+) -> str:
     """Prints one answer as it streams, and its speed; Ctrl-C ends it. Returns its text."""
     from dspark.client import Cancelled, Finished
 

@@ -260,13 +260,13 @@ def _prefixes(
     past it are not proposed then. They depend on earlier tokens alone, so leaving them out does not
     violate "no peeking".
     """
-    from dspark.rounds.plan import PlanKind, Terms, prefixes
+    from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
 
     for block in blocks:
         if block.empty_reason:
             raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
     terms = [
-        Terms(PlanKind.THRESHOLD, len(block.token_ids), calibrated_threshold(run.threshold))
+        BlockTerms(PlanKind.THRESHOLD, len(block.token_ids), calibrated_threshold(run.threshold))
         for run, block in zip(runs, blocks, strict=True)
     ]
     chosen = prefixes([block.confidence for block in blocks], terms)

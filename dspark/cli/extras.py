@@ -22,7 +22,7 @@ _DISTRIBUTIONS = {
 _COMPARE = {">=": operator.ge, "<": operator.lt, "==": operator.eq}
 
 
-class Wanted(NamedTuple):
+class Requirement(NamedTuple):
     """A distribution that this one requires. extra: the one that requires it; "": always."""
 
     name: str
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
         return True
 
 
-def wanted() -> Iterator[Wanted]:
+def wanted() -> Iterator[Requirement]:
     """All distributions that this one requires; none if it is not installed."""
     try:
         lines = metadata.requires(PACKAGE) or []
@@ -50,7 +50,9 @@ def wanted() -> Iterator[Wanted]:
         if found is None or _same(found[1]) == PACKAGE:
             continue
         extra = re.search(r"extra\s*==\s*[\"']([^\"']+)", marker)
-        yield Wanted(found[1], found[2].replace(" ", "").strip("()"), extra[1] if extra else "")
+        yield Requirement(
+            found[1], found[2].replace(" ", "").strip("()"), extra[1] if extra else ""
+        )
 
 
 def extra_of(module: str) -> str:

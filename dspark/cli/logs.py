@@ -52,7 +52,7 @@ def _logs(args: argparse.Namespace) -> int:
             f"this cell runs on the Ray cluster at {cell.ray_address}, which keeps the logs: "
             "`ray logs cluster 'worker-*.err'` on its head, or your collector of container logs"
         )
-    tails = Tails(Path(cell.ray_dir), args.name, args.request)
+    tails = LogTail(Path(cell.ray_dir), args.name, args.request)
     lines = tails.new()
     if not lines and not args.follow:
         about = "" if args.request is None else f" about request {args.request!r}"
@@ -71,7 +71,7 @@ def _logs(args: argparse.Namespace) -> int:
     return 0
 
 
-class Tails:
+class LogTail:
     """Reads the new lines of all log files of a session, also of those that appear later.
 
     name: a process or a pool; empty: all. request: only lines about the request of this id; None:

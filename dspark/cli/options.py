@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
     subcommands are such parsers, too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"formatter_class": Help} | options)
+        super().__init__(*arguments, **{"formatter_class": HelpFormatter} | options)
         self.register("type", int, _reader(whole_in))
         self.register("type", float, _reader(number_in))
         # Without a default, which would override --debug before a subcommand.
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-class Help(argparse.HelpFormatter):
+class HelpFormatter(argparse.HelpFormatter):
     """Names a value by its option or its type, and shows an option's default behind its help."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:

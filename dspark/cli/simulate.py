@@ -84,7 +84,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from coordinator.config import CoordinatorConfig
     from coordinator.simulation.run import simulate
     from coordinator.simulation.scenario import Scenario, scenarios
-    from coordinator.simulation.world import Hops
+    from coordinator.simulation.world import HopDelays
     from dspark.loadgen.report import draw, table
     from dspark.plots import check
     from dspark.synthetic.spec import load_spec
@@ -94,7 +94,7 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check(args.plot)
     given = {name: us for name, us in vars(args).items() if name.endswith("_us") and us is not None}
-    hops = Hops(**{name.removesuffix("us") + "s": us * 1e-6 for name, us in given.items()})
+    hops = HopDelays(**{name.removesuffix("us") + "s": us * 1e-6 for name, us in given.items()})
     axes: dict[str, Any] = {
         "policy": [part.strip() for part in args.policy.split(",")],
         "verifiers": args.verifiers,

@@ -172,7 +172,7 @@ def _vocabulary(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _drafter(args: argparse.Namespace) -> dict[str, Any]:
-    from dspark.training.record import Log
+    from dspark.training.record import StepLog
     from dspark.training.settings import Settings
     from dspark.training.trainer import LOG, train_drafter
 
@@ -186,4 +186,4 @@ def _drafter(args: argparse.Namespace) -> dict[str, Any]:
         )
     else:
         folder = train_drafter(settings)
-    return {"drafter": str(folder)} | Log(Path(settings.out) / LOG).last()
+    return {"drafter": str(folder)} | StepLog(Path(settings.out) / LOG).last()

@@ -20,7 +20,7 @@ from dspark.decoding.gumbel import NEAR_TIE, gumbel_argmax
 from dspark.decoding.sampling import SamplingColumns, distribution, nearest_possible
 
 
-class Given(NamedTuple):
+class PaddedCases(NamedTuple):
     """Inputs of the cases, padded: rows repeat the last one, added entries have probability 0."""
 
     rows: Tensor  # [m, L + 1] of the packed pass
@@ -43,7 +43,7 @@ class Decision(NamedTuple):
     ties: Tensor  # [m] positions of the coupled rule that rounding could decide otherwise
 
 
-def greedy(logits: Tensor, at: Given) -> Decision:
+def greedy(logits: Tensor, at: PaddedCases) -> Decision:
     """Greedy matching of logits [T, V]: the likeliest tokens decide which drafts are kept."""
     rows = logits[at.rows]
     top = rows.argmax(dim=-1)
@@ -52,7 +52,7 @@ def greedy(logits: Tensor, at: Given) -> Decision:
     return Decision(accepted, _at(top, accepted), sound, at.q_probs, torch.zeros_like(accepted))
 
 
-def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) -> Decision:
+def coupled(logits: Tensor, at: PaddedCases, columns: SamplingColumns, noise: Tensor) -> Decision:
     """The coupled rule on shaped logits [T, V]: keeps drafts that the target draws too. Columns are
     as in `ratio`; noise [m * (L + 1), V]."""
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False)
@@ -65,14 +65,14 @@ def coupled(logits: Tensor, at: Given, columns: SamplingColumns, noise: Tensor) 
     )
 
 
-def _matched(tokens: Tensor, at: Given) -> Tensor:
+def _matched(tokens: Tensor, at: PaddedCases) -> Tensor:
     """tokens [m, L + 1] of the target -> how many leading drafts equal them [m]."""
     slots = torch.arange(at.drafted.shape[1], device=tokens.device)
     matched = (tokens[:, :-1] == at.drafted) & (slots < at.lengths.unsqueeze(-1))
     return matched.long().cumprod(dim=-1).sum(dim=-1)
 
 
-def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
+def ratio(logits: Tensor, at: PaddedCases, columns: SamplingColumns) -> Decision:
     """The ratio rules on shaped logits [T, V]; columns: a row for each of m * (L + 1), or one."""
     m, longest = at.drafted.shape
     probs = distribution(logits[at.rows].flatten(0, 1), columns, waits=False).view(
@@ -100,7 +100,7 @@ def ratio(logits: Tensor, at: Given, columns: SamplingColumns) -> Decision:
 
 
 def _longest(
-    p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: Given
+    p: Tensor, by: Tensor, counts: Tensor, counting: Tensor, at: PaddedCases
 ) -> tuple[Tensor, Tensor]:
     """(tokens that the block rule keeps [m], P of every slot [m, L]); by: p over q of the drafted
     tokens."""
@@ -122,7 +122,7 @@ def _longest(
     return (heads * (slots + 1)).amax(dim=-1), later
 
 
-def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: Given) -> Tensor:
+def _without(last: Tensor, accepted: Tensor, stopped: Tensor, at: PaddedCases) -> Tensor:
     """The residual: last [m, V] minus q of the rejected slot, if any, renormalised."""
     slot = accepted.clamp(max=at.drafted.shape[1] - 1)
     ids, probs = _at(at.q_ids, slot), _at(at.q_probs, slot) * stopped.unsqueeze(-1)

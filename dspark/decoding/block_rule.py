@@ -25,14 +25,14 @@ from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.slots import Floats, PackedCase, Slots
 
 
-class Chances(NamedTuple):
+class CoinThresholds(NamedTuple):
     """The probabilities that the coins of all slots are compared with."""
 
     alive: Floats  # [S] P_i of slot i
     candidate: Floats  # [S] h_i of slot i; 0 past the slots that count
 
 
-def chances(p: Floats, slots: Slots) -> Chances:
+def chances(p: Floats, slots: Slots) -> CoinThresholds:
     """P_i and h_i of every slot, from p [N], the target's probability of every entry of q."""
     size = len(slots.drafted)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -57,7 +57,7 @@ def chances(p: Floats, slots: Slots) -> Chances:
     candidate[inner] = np.divide(
         rest, rest + lost, out=np.ones(len(inner)), where=rest + lost > 0.0
     )
-    return Chances(after, candidate)
+    return CoinThresholds(after, candidate)
 
 
 def longest(p: Floats, slots: Slots, accept_u: Floats) -> tuple[list[int], Floats]:
@@ -91,7 +91,7 @@ def if_drawn(p: Floats, alive: Floats, slots: Slots) -> Floats:
     return capped
 
 
-def some_head(made: Chances, slots: Slots) -> Floats:
+def some_head(made: CoinThresholds, slots: Slots) -> Floats:
     """Chance that this slot or a later one is the longest candidate, given the whole block: [S]."""
     heads, tails = made.candidate.tolist(), np.zeros(len(made.candidate))
     for start, length in zip(slots.starts, slots.lengths, strict=True):

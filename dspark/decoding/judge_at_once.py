@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding import at_once
-from dspark.decoding.at_once import Decision, Given
+from dspark.decoding.at_once import Decision, PaddedCases
 from dspark.decoding.block_rule import note_blocks
 from dspark.decoding.draws import DrawsWatch
 from dspark.decoding.gumbel import exponentials
@@ -99,7 +99,7 @@ def _pieces(places: Sequence[int], cases: Sequence[PackedCase]) -> list[list[int
     return [sorted(piece) for piece in made]
 
 
-def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> Given:
+def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> PaddedCases:
     """The inputs of these cases on the device, in two copies. draws: with q and coins."""
     lengths = np.array([len(case.draft_ids) for case in cases], np.int64)
     longest = max(int(lengths.max()), 1)
@@ -122,7 +122,7 @@ def given(cases: Sequence[PackedCase], device: torch.device, *, draws: bool) -> 
         emit_u[slots <= reach] = coins(Purpose.EMIT, cases, (lengths + 1).tolist(), ends)
     r, n, d, b, i = _parts(device, rows, lengths, drafted, block, q_ids)
     q, a, e = _parts(device, q_probs, accept_u, emit_u)
-    return Given(r, n, d, b.bool(), i, q, a, e)
+    return PaddedCases(r, n, d, b.bool(), i, q, a, e)
 
 
 def _entries(

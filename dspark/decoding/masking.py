@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.moving import sent
-from dspark.types import InForm
+from dspark.types import FormEffect
 
 Masks = npt.NDArray[np.int32]
 
@@ -48,13 +48,13 @@ class Matcher(Protocol):
         """Advances by committed tokens; those behind the end of the answer are ignored."""
 
 
-def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> InForm:
+def in_form(masks: Masks, drafted: Sequence[int], accepted: int) -> FormEffect:
     """The effect of these masks on a round that kept `accepted` drafted tokens and added one."""
     reached = accepted < min(len(drafted), len(masks))
     forbidden = (
         reached and not masks[accepted, drafted[accepted] // 32] >> drafted[accepted] % 32 & 1
     )
-    return InForm(tuple(map(_single, masks[: accepted + 1])), bool(forbidden))
+    return FormEffect(tuple(map(_single, masks[: accepted + 1])), bool(forbidden))
 
 
 def _single(row: Masks) -> bool:

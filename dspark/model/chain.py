@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dspark.model.config import DrafterConfig
 from dspark.model.context import FusedFeatures, LastHidden
-from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, GrownProposal, Needs
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, EntryNeeds, GrownProposal
 from dspark.model.layer import DraftLayer
 from dspark.model.rotary import RMSNorm
 
@@ -48,7 +48,7 @@ class Paired(NamedTuple):
 class ChainDrafter(Drafter):
     """Common base of the two families: all but how a pair is made and what is carried on."""
 
-    needs = Needs(row=True, token="next", past=False)
+    needs = EntryNeeds(row=True, token="next", past=False)
 
     @property
     def layer(self) -> DraftLayer:

@@ -20,7 +20,7 @@ from torch import Tensor
 from dspark.model.attention import Attention, Projected, for_padded_context, for_training
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, Needs, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, EntryNeeds, PagedEntries
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head, sureness
 from dspark.native.attention import PagedAttention, Tables
 
@@ -31,7 +31,7 @@ Attend = Callable[[int, Attention, Projected], Tensor]
 class BlockDrafter(Drafter, ContextProjection):
     """A context projection, a stack of draft layers, a vocabulary head and two small heads."""
 
-    needs = Needs(row=True, token="none", past=False)
+    needs = EntryNeeds(row=True, token="none", past=False)
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)

@@ -41,7 +41,7 @@ from dspark.model.rotary import RMSNorm, Rotary
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class EntryNeeds:
     """What a family needs for the entry of context token p."""
 
     row: bool  # the target's features at p, projected
@@ -162,7 +162,7 @@ class Drafter(Projection, ABC):
     Embedding and vocabulary head are copies of the target's, frozen while a drafter is trained.
     """
 
-    needs: Needs
+    needs: EntryNeeds
     reads_pages = False  # set by `serve`: whether `propose` takes PagedEntries
 
     def __init__(self, config: DrafterConfig) -> None:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dspark.model.config import DrafterConfig
-from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, GrownProposal, Needs
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, EntryNeeds, GrownProposal
 
 
 class LanguageDrafter(Drafter):
     """A causal decoder that drafts token by token. It shares no weights with the target, so none
     are frozen."""
 
-    needs = Needs(row=False, token="own", past=True)
+    needs = EntryNeeds(row=False, token="own", past=True)
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)

@@ -15,7 +15,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dspark.rounds.events import Acknowledged, Admit, DrafterEvent, Keep, Release, Released, Report
+from dspark.rounds.events import (
+    Acknowledged,
+    Admit,
+    DrafterEvent,
+    KeepSequences,
+    Release,
+    Released,
+    Report,
+)
 from dspark.rounds.plan import Plan
 from dspark.types import Draws, SamplingParams, ScoredPrompt, ScoredToken
 
@@ -35,7 +43,7 @@ class Admission(NamedTuple):
     repeatable: bool = False
 
 
-class Use(enum.IntEnum):
+class DrafterUse(enum.IntEnum):
     """What a verifier may do with a drafter."""
 
     YES = 0
@@ -49,10 +57,10 @@ class DrafterAt(NamedTuple):
     drafter: int  # from 1 on
     endpoint: str
     incarnation: int
-    use: Use = Use.YES
+    use: DrafterUse = DrafterUse.YES
 
 
-class Started(NamedTuple):
+class PrefillStats(NamedTuple):
     """What a prefill reports beside its anchor."""
 
     cached_tokens: int = 0  # leading tokens that needed no pass
@@ -76,7 +84,7 @@ class PassReport(NamedTuple):
     context: float = 0.0  # mean committed length
     tokens: int = 0  # in the packed pass, without those of prompts
     prefill_tokens: int = 0  # of prompts in the same pass
-    started: Started | None = None  # for a prefill
+    started: PrefillStats | None = None  # for a prefill
     logprobs: Sequence[Sequence[ScoredToken]] = ()  # one per token of each round, where asked for
     # [verified slots of all rounds, 2] chance that a slot is reached, and that it is accepted too;
     # NaN where outcomes alone are known
@@ -91,7 +99,7 @@ class Draining(NamedTuple):
     finish_within_s: float
 
 
-Down = Admission | DrafterAt | Plan | Acknowledged | Release | Keep
+Down = Admission | DrafterAt | Plan | Acknowledged | Release | KeepSequences
 Up = PassReport | Released | DrafterEvent | Draining
 
 

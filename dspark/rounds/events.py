@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from dspark.types import Refusal, Verdict
 
 
-class How(enum.Enum):
+class ReleaseMode(enum.Enum):
     """How a sequence is released."""
 
     SETTLE = "settle"  # after a report of what was drawn: for every decision to take it out
     DROP = "drop"  # at once: after its end, or when its client left
 
 
-class Why(enum.Enum):
+class GoneReason(enum.Enum):
     """Why a sequence is gone that the coordinator did not release."""
 
     NO_PAGES = "no pages"  # its prompt did not fit
@@ -71,10 +71,10 @@ class Acknowledged(NamedTuple):
 class Release(NamedTuple):
     sequence: int
     epoch: int
-    how: How
+    how: ReleaseMode
 
 
-class Keep(NamedTuple):
+class KeepSequences(NamedTuple):
     """Lists all wanted sequences, now and then: for any other here, a release was lost."""
 
     wanted: frozenset[tuple[int, int]]  # sequence, epoch
@@ -220,7 +220,7 @@ class Released(NamedTuple):
     sequence: int
     epoch: int
     rounds: int  # reported
-    why: Why | None = None  # None: the coordinator released it
+    why: GoneReason | None = None  # None: the coordinator released it
     refusal: Refusal | None = None  # why in words, where the engine refused it
 
 
@@ -237,7 +237,7 @@ Told = (
     | PrefillRefused
     | Acknowledged
     | Release
-    | Keep
+    | KeepSequences
     | BlocksCame
     | DrafterLost
     | DrafterReady

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dspark.rounds import feeding
-from dspark.rounds.events import Action, CallBackPrefill, Released, Why
+from dspark.rounds.events import Action, CallBackPrefill, GoneReason, Released
 from dspark.rounds.passes import KVCache, Passes
 from dspark.rounds.state import (
     DROPPED,
@@ -50,7 +50,7 @@ class Leaving:
         sequence.apply(SETTLED)
         self.gone(sequence, sequence.leaving)
 
-    def gone(self, sequence: SequenceState, why: Why | None) -> None:
+    def gone(self, sequence: SequenceState, why: GoneReason | None) -> None:
         self._forget(sequence)
         self.free(sequence)
         at = (sequence.number, sequence.epoch, sequence.round)
@@ -82,7 +82,7 @@ class Leaving:
         staying = [each for each in self._live.values() if each.state is not SETTLING]
         if len(staying) == len(self._live):
             youngest = max(staying, key=lambda each: each.number)
-            youngest.leaving = Why.OUT_OF_PAGES
+            youngest.leaving = GoneReason.OUT_OF_PAGES
             self.settle(youngest)
             if youngest is sequence or youngest.state is GONE:
                 return

@@ -29,23 +29,23 @@ from dspark.rounds.events import (
     DrafterEvent,
     DrafterLost,
     DrafterReady,
-    How,
-    Keep,
+    GoneReason,
+    KeepSequences,
     PassEnded,
     Prefill,
     Prefilled,
     PrefillRefused,
     Release,
     Released,
+    ReleaseMode,
     Report,
     RoundReport,
     Told,
-    Why,
 )
 from dspark.rounds.leaving import Leaving
-from dspark.rounds.orders import Orders, Waits
+from dspark.rounds.orders import OpenOrders, OrderTimeouts
 from dspark.rounds.passes import KVCache, Passes
-from dspark.rounds.plan import Plan, Terms
+from dspark.rounds.plan import BlockTerms, Plan
 from dspark.rounds.state import (
     BLOCK_CAME,
     BLOCK_LOST,
@@ -78,13 +78,13 @@ class RoundLoop:
     """The loop of a verifier for one coordinator's stream, with which it ends: `feed_all` takes
     events and returns actions to carry out in order."""
 
-    def __init__(self, cache: KVCache, waits: Waits | None = None) -> None:
+    def __init__(self, cache: KVCache, waits: OrderTimeouts | None = None) -> None:
         self.plan = Plan()
         self.counts: Counter[str] = Counter()  # events that were of no use, by kind
-        self._waits = waits or Waits()
+        self._waits = waits or OrderTimeouts()
         self._live: dict[int, SequenceState] = {}
         self._epochs: dict[int, int] = {}  # the highest seen of each sequence, latest last
-        self._orders, self._passes = Orders(self._waits), Passes(cache)
+        self._orders, self._passes = OpenOrders(self._waits), Passes(cache)
         self._out: list[Action] = []
         # when a cohort goes on without sequences that wait for an acknowledgement
         self._patient_until: float | None = None
@@ -95,7 +95,7 @@ class RoundLoop:
             PrefillRefused: self._prefill_refused,
             Acknowledged: self._acknowledged,
             Release: self._release,
-            Keep: self._keep,
+            KeepSequences: self._keep,
             BlocksCame: self._blocks_came,
             DrafterLost: self._drafter_lost,
             DrafterReady: self._drafter_ready,
@@ -137,7 +137,7 @@ class RoundLoop:
             self.counts["admission of a live sequence"] += 1
             return
         if number in self._live or epoch <= self._epochs.get(number, -1):
-            self._ask(Released(number, epoch, 0, Why.STALE_EPOCH))
+            self._ask(Released(number, epoch, 0, GoneReason.STALE_EPOCH))
             return
         self._epochs.pop(number, None)
         self._epochs[number] = epoch
@@ -173,14 +173,14 @@ class RoundLoop:
         sequence = self._find(told.sequence, told.epoch, "release")
         if sequence is None:
             return
-        if told.how is How.DROP:
+        if told.how is ReleaseMode.DROP:
             self._leaving.drop(sequence)
         elif sequence.lists(SETTLE):
             self._leaving.settle(sequence)
         else:
             self.counts["release of a settling sequence"] += 1
 
-    def _keep(self, told: Keep) -> None:
+    def _keep(self, told: KeepSequences) -> None:
         for sequence in [
             each for each in self._live.values() if (each.number, each.epoch) not in told.wanted
         ]:
@@ -211,7 +211,7 @@ class RoundLoop:
             self._leaving.settled(sequence)
             return
         sequence.apply(REFUSED)
-        self._leaving.gone(sequence, Why.NO_PAGES)
+        self._leaving.gone(sequence, GoneReason.NO_PAGES)
 
     def _pass_ended(self, told: PassEnded) -> None:
         rounds, settled = [], []
@@ -224,7 +224,7 @@ class RoundLoop:
                 sequence.refusal = drawn
                 if sequence.state is RUNNING:
                     sequence.apply(FAILED)
-                    sequence.leaving = Why.FAILED
+                    sequence.leaving = GoneReason.FAILED
                 settled.append(sequence)
                 continue
             rounds.append(self._judged(sequence, drawn))
@@ -331,7 +331,7 @@ class RoundLoop:
             again = self._leaving.given_back  # sequences without pages can ask again
 
     def _step(self, now: float) -> None:
-        plan, asked = self.plan, dict[int, list[tuple[SequenceState, Terms]]]()
+        plan, asked = self.plan, dict[int, list[tuple[SequenceState, BlockTerms]]]()
         for sequence in self._live.values():
             if sequence.state not in BETWEEN or sequence.starved:
                 continue
@@ -357,7 +357,7 @@ class RoundLoop:
         for drafter, rows in asked.items():
             self._ask(self._orders.send(drafter, rows, until))
 
-    def _why_plain(self, sequence: SequenceState, terms: Terms) -> str:
+    def _why_plain(self, sequence: SequenceState, terms: BlockTerms) -> str:
         """Why no block is ordered, "" if one is. Sends rows in bulk that are too many for an
         order."""
         if sequence.ordered_len == sequence.committed_len:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspark.rounds.events import OrderRow, SendOrder
-from dspark.rounds.plan import Terms
+from dspark.rounds.plan import BlockTerms
 from dspark.rounds.state import ORDER_SENT, SequenceState
 
 SLACK = 3.0  # times the expected draft, after which one is late
@@ -21,7 +21,7 @@ MAX_OPEN_ORDERS = 64  # of one verifier at one drafter
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class OrderTimeouts:
     """How long drafters are waited for, and how many rows travel with an order."""
 
     deadline_s: float = 0.5  # of an order, or SLACK times what the plan expects, if that is longer
@@ -40,10 +40,10 @@ class _Order:
     until: float  # when it is late, or, once it is, when its drafter is given up
 
 
-class Orders:
+class OpenOrders:
     """The orders of one verifier to all its drafters."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: OrderTimeouts) -> None:
         self._waits = waits
         self._open: dict[int, _Order] = {}
         self._owed: dict[int, _Order] = {}
@@ -60,7 +60,7 @@ class Orders:
         return "drafter busy" if its >= MAX_OPEN_ORDERS else ""
 
     def send(
-        self, drafter: int, asked: Sequence[tuple[SequenceState, Terms]], until: float
+        self, drafter: int, asked: Sequence[tuple[SequenceState, BlockTerms]], until: float
     ) -> SendOrder:
         """Makes one order for several sequences. Invariant R2: their terms are frozen here."""
         self._last += 1

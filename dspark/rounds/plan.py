@@ -33,7 +33,7 @@ class PlanKind(enum.IntEnum):
 OFF, FIXED, THRESHOLD, PRICE = PlanKind  # by name, as those of `state`
 
 
-class Terms(NamedTuple):
+class BlockTerms(NamedTuple):
     """The terms of one block, frozen when its order is sent."""
 
     kind: PlanKind
@@ -48,13 +48,13 @@ class Terms(NamedTuple):
         return self.kind is not OFF and self.slots > 0
 
 
-PLAIN = Terms(OFF)
+PLAIN = BlockTerms(OFF)
 
 
 class SequencePlan(NamedTuple):
     """The part of a plan that differs for one sequence."""
 
-    terms: Terms | None = None  # instead of the plan's
+    terms: BlockTerms | None = None  # instead of the plan's
     drafter: int | None = None  # the drafter to use; 0: none, None: no change
 
 
@@ -63,7 +63,7 @@ class Plan:
     """The plan of all rounds that begin while it is in force. It replaces the one before as a
     whole, and expires with the session's lease alone."""
 
-    terms: Terms = PLAIN
+    terms: BlockTerms = PLAIN
     cohorts: int = 1  # or 2, by the lowest bit of a sequence's number
     window: int = 0  # rounds that may begin beyond the last acknowledged one; 0 is lockstep
     draft_s: float = 0.0  # seconds a draft is expected to take, hops included
@@ -78,7 +78,7 @@ class Plan:
     def of(self, sequence: int) -> SequencePlan:
         return self.sequences.get(sequence, EVERYBODY)
 
-    def terms_of(self, sequence: int) -> Terms:
+    def terms_of(self, sequence: int) -> BlockTerms:
         """Terms of the next order of this sequence."""
         return self.of(sequence).terms or self.terms
 
@@ -89,7 +89,7 @@ class Plan:
 EVERYBODY = SequencePlan()
 
 
-def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+def prefixes(blocks: Sequence[Sequence[float]], terms: Sequence[BlockTerms]) -> list[int]:
     """[n] slots to verify of each block, given the confidences of its slots; blocks may be empty.
 
     Without arrays: a pass has a few hundred slots at most, and numpy is slow to start on a core
@@ -117,7 +117,7 @@ def _alive(block: Sequence[float]) -> Iterator[float]:
         yield alive
 
 
-def _chosen(block: Sequence[float], terms: Terms) -> int:
+def _chosen(block: Sequence[float], terms: BlockTerms) -> int:
     kind, price, weight = terms.kind, terms.price, terms.weight
     if kind is OFF:
         return 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark.rounds.bounds import kept
-from dspark.rounds.events import Why
-from dspark.rounds.plan import PLAIN, Terms
+from dspark.rounds.events import GoneReason
+from dspark.rounds.plan import PLAIN, BlockTerms
 from dspark.types import Refusal
 
 
@@ -111,12 +111,12 @@ class SequenceState:
     ready: tuple[int, int] | None = None
     ordered_len: int = -1  # `committed_len` of the last round that asked for a block, or might have
     starved: bool = False  # waits for pages to be freed
-    leaving: Why | None = None  # why it settles, if the coordinator did not ask for it
+    leaving: GoneReason | None = None  # why it settles, if the coordinator did not ask for it
     refusal: Refusal | None = None  # of its prompt or its last pass
     # The next round:
     order: int = 0  # number of its order; 0: none
     asked: int = 0  # the drafter its block was ordered from; 0: none
-    terms: Terms = PLAIN  # frozen when the order is sent
+    terms: BlockTerms = PLAIN  # frozen when the order is sent
     block: Sequence[float] = ()  # confidences of the drafted slots that may count
     answer: Any = None  # what the driver keeps of its order's blocks; None: it has no block
     place: int = 0  # of its block there

@@ -25,7 +25,7 @@ from dspark.runtime.addresses import check_listeners, is_loopback, join_endpoint
 from dspark.runtime.identity import check_token, read_token
 from dspark.runtime.listen_config import ListenConfig, PublicConfig
 from dspark.runtime.roles import Role, Roles
-from dspark.runtime.tls import OfFiles, Tls
+from dspark.runtime.tls import ReloadedFiles, Tls
 
 PUBLIC_STREAMS = 100
 SCHEME = "dspark://"  # in a certificate's alternative names: dspark://ROLE/NAME
@@ -312,7 +312,7 @@ class ClientTokens:
                     )
             return [(tenant, _digest(token)) for tenant, token in known]
 
-        self._known = OfFiles([str(path)], digests, look_s=LOOK_S)
+        self._known = ReloadedFiles([str(path)], digests, look_s=LOOK_S)
 
     def tenant(self, given: str) -> str | None:
         """The tenant of a token; None for an unknown token."""

@@ -301,7 +301,9 @@ class Metrics:
 
     def __init__(self, *, cell: str = DEFAULT_CELL, model_name: Callable[[], str] = str) -> None:
         self.registry, self.model_name = CollectorRegistry(), model_name
-        self.exposed = Exposed(self.registry, lambda: {"model_name": model_name(), "cell": cell})
+        self.exposed = LabelledRegistry(
+            self.registry, lambda: {"model_name": model_name(), "cell": cell}
+        )
         for name, declared in vars(Metrics).items():
             if isinstance(declared, DeclaredMetric):
                 setattr(self, name, declared.made(name, self.registry))
@@ -336,7 +338,7 @@ class Metrics:
         return self.registry.get_sample_value(f"dspark_{name}", labels) or 0.0
 
 
-class Exposed:
+class LabelledRegistry:
     """A registry with labels of the process on every sample; they are read at every scrape."""
 
     def __init__(

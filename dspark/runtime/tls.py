@@ -99,14 +99,14 @@ class Tls:
             last = kept.value
             return None if (fresh := kept.now()) is last else fresh
 
-        kept = OfFiles(self.paths, configuration)
+        kept = ReloadedFiles(self.paths, configuration)
         return grpc.dynamic_ssl_server_credentials(
             kept.value, changed, require_client_authentication=ask_peers
         )
 
     def server_context(self, *, ask_peers: bool) -> ssl.SSLContext:
         """A TLS context for listeners that are not gRPC's; it follows the files as they change."""
-        kept = OfFiles(self.paths, lambda: self._context(ask_peers))
+        kept = ReloadedFiles(self.paths, lambda: self._context(ask_peers))
 
         def greeted(
             connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext
@@ -214,7 +214,7 @@ class Tls:
                 ) from error
 
 
-class OfFiles(Generic[T]):
+class ReloadedFiles(Generic[T]):
     """A value made from files, and made again when one of them has changed; if that fails, the last
     one stays."""
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import structlog
 
 from dspark.errors import ConfigError, Overloaded, Unavailable
-from dspark.pages import Held
+from dspark.pages import EngineUsage
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.process import keep_freed_memory, wait_briefly
@@ -54,7 +54,7 @@ class WorkerEngine(Protocol):
     def projection(self) -> str: ...
 
     @property
-    def held(self) -> Held: ...
+    def held(self) -> EngineUsage: ...
 
 
 E = TypeVar("E", bound=WorkerEngine)

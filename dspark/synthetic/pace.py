@@ -15,7 +15,7 @@ from dspark.synthetic.oracle import KeyPurpose, keyed, mix, uniform
 SPIN_S = 0.0001
 
 
-class Pace:
+class DevicePace:
     """Keyed jitter and the sleep of one device."""
 
     def __init__(self, jitter: float, key: int) -> None:

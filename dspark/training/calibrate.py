@@ -76,8 +76,8 @@ def calibrate(
             "prompts: two rows at least of every file, one to fit on and one to measure on"
         )
     sampled = [path.stem for path in prompts]
-    jobs = [Job("token", "greedy", (0.0,), list(asked))]
-    jobs += [Job(rule, "sampled", temperatures, sampled) for rule in rules]
+    jobs = [FitJob("token", "greedy", (0.0,), list(asked))]
+    jobs += [FitJob(rule, "sampled", temperatures, sampled) for rule in rules]
     fits: dict[tuple[RuleName, Bucket], SlotFit] = {}
     told: list[dict[str, Any]] = []
     total = sum(len(asked[name]) * len(job.temperatures) for job in jobs for name in job.names)
@@ -112,7 +112,7 @@ def calibrate(
     }
 
 
-class Job(NamedTuple):
+class FitJob(NamedTuple):
     """One fit to make, and the requests it is made from."""
 
     rule: RuleName
@@ -124,7 +124,7 @@ class Job(NamedTuple):
 def _half(
     judge: Judge,
     asked: Mapping[str, Sequence[Prompt]],
-    job: Job,
+    job: FitJob,
     half: int,
     seed: int,
     tell: Callable[..., object],
@@ -143,7 +143,7 @@ def _half(
 
 
 def _fit(
-    job: Job, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
+    job: FitJob, fitted: JudgedRounds, measured: JudgedRounds, offsets: bool, plots: Path | None
 ) -> tuple[SlotFit, dict[str, Any]]:
     """Fits one half, rounded as it is written, and measures on the other half: without a fit, with
     temperatures alone as published, and with this fit."""

@@ -23,7 +23,7 @@ from dspark.training.chat import Chat
 from dspark.training.disk import check_same_run, read_rows, write_json, write_whole
 from dspark.training.features import make_cache, plan_for
 from dspark.training.metrics import plain
-from dspark.training.record import Log
+from dspark.training.record import StepLog
 from dspark.training.settings import Settings
 from dspark.training.split import Conversation, split_prompts
 from dspark.training.trainer import LOG, train_drafter
@@ -105,7 +105,7 @@ def cache(settings: Settings) -> dict[str, Any]:
 
 def train(settings: Settings) -> dict[str, Any]:
     """Trains the drafter; returns its folder and the log's figures."""
-    folder, log = train_drafter(settings), Log(Path(settings.out) / LOG)
+    folder, log = train_drafter(settings), StepLog(Path(settings.out) / LOG)
     return {"drafter": str(folder), "first_loss": log.read()["loss"][0]} | log.last()
 
 

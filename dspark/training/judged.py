@@ -27,7 +27,7 @@ class Text:
     accepted: Ints  # [A] slots
     confidence: Floats  # [A, k] logits
 
-    def play(self, lengths: Sequence[int]) -> list[rounds.Played]:
+    def play(self, lengths: Sequence[int]) -> list[rounds.EvaluatedRound]:
         """The rounds of this answer, with lengths[i] slots verified at the i-th anchor."""
         answer, accepted = self.answer, [*self.accepted.tolist(), 0]
         return rounds.play(accepted, [*lengths, 0], answer.ends, answer.new_tokens)

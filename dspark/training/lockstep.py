@@ -16,7 +16,7 @@ from dspark.model.target import beyond_keys, cache_argument, returned_cache, tak
 Pick = Callable[[Tensor, int], Tensor]  # logits [B, V] and their position -> tokens [B]
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer in buffers that are allocated once: appending copies the new rows only."""
 
     def __init__(self, room: int) -> None:
@@ -46,7 +46,7 @@ def _held(model: Any, total: int) -> Cache | None:
         return None
     cache = DynamicCache()
     cache.layers = [
-        RoomyLayer(total) for _ in range(model.config.get_text_config().num_hidden_layers)
+        PreallocatedLayer(total) for _ in range(model.config.get_text_config().num_hidden_layers)
     ]
     return cache
 

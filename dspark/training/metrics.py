@@ -18,12 +18,12 @@ from dspark.model.calibration import SlotFit
 from dspark.training import reliability
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.reliability import Floats
-from dspark.training.rounds import Played
+from dspark.training.rounds import EvaluatedRound
 
 DRAWS, RUN = 500, 8
 
 
-def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
+def figures(rounds: Sequence[EvaluatedRound], size: int) -> dict[str, Any]:
     """Figures of rounds of any texts; `size` is the drafter's block size."""
     count = len(rounds)
     emitted, drafted = sum(made.emitted for made in rounds), sum(made.drafted for made in rounds)
@@ -46,7 +46,7 @@ def figures(rounds: Sequence[Played], size: int) -> dict[str, Any]:
     }
 
 
-def interval(by_text: Sequence[Sequence[Played]]) -> tuple[float, float]:
+def interval(by_text: Sequence[Sequence[EvaluatedRound]]) -> tuple[float, float]:
     """95 % interval of tau, by a bootstrap of texts: rounds of one text are not independent."""
     emitted = np.array([sum(made.emitted for made in rounds) for rounds in by_text])
     counts = np.array([len(rounds) for rounds in by_text])
@@ -67,7 +67,7 @@ def above(confidence: Floats, threshold: float) -> list[int]:
 
 def played(
     texts: Sequence[Text], fit: SlotFit | None, threshold: float = 0.0
-) -> list[list[Played]]:
+) -> list[list[EvaluatedRound]]:
     """Rounds of every text, blocks cut at the first confidence below the threshold (0: whole),
     calibrated by `fit` or raw (None)."""
     made = []

@@ -8,7 +8,7 @@ from dspark.errors import ConfigError
 from dspark.training.disk import write_whole
 
 
-class Log:
+class StepLog:
     """A CSV log with a row of numbers per logged step; a resumed run appends to it. Numbers read
     back bit for bit."""
 
@@ -59,7 +59,7 @@ class Log:
         }
 
 
-def draw(log: Log, panes: Mapping[str, Sequence[str]], path: Path) -> None:
+def draw(log: StepLog, panes: Mapping[str, Sequence[str]], path: Path) -> None:
     """Plots the columns of each pane, by its name, against the step; columns missing from the log
     are left out."""
     values = log.read()

@@ -143,7 +143,7 @@ def _blocks(
     return JudgedBlocks(accepted, proposal.confidence_logits(torch.stack(before, dim=1)))
 
 
-class Played(NamedTuple):
+class EvaluatedRound(NamedTuple):
     """One round of the loop; lengths as `dspark evaluate` counts them."""
 
     at: int  # index of its anchor among the new tokens
@@ -154,7 +154,7 @@ class Played(NamedTuple):
 
 def play(
     accepted: Sequence[int], lengths: Sequence[int], ends: Sequence[bool], new_tokens: int
-) -> list[Played]:
+) -> list[EvaluatedRound]:
     """The rounds from the first anchor on, until `new_tokens` are there or the text ends.
 
     `accepted[i]` and `lengths[i]` (slots verified, any rule that does not peek) belong to the
@@ -168,9 +168,9 @@ def play(
         drafted = ends[at + 1 : at + 1 + kept]
         if any(drafted):
             last = drafted.index(True) + 1
-            rounds.append(Played(at, last, last, last))
+            rounds.append(EvaluatedRound(at, last, last, last))
             break
-        rounds.append(Played(at, lengths[at], kept, kept + 1))
+        rounds.append(EvaluatedRound(at, lengths[at], kept, kept + 1))
         at += kept + 1
     return rounds
 

@@ -62,7 +62,7 @@ def _train(run: TrainingRun) -> Path:
         check_same_run(out, kept["identity"], dict.fromkeys(kept["identity"]) | run.identity)
         checkpoint.load(out / STATE, run.drafter, optimisers)
         done, before = kept["step"], kept["seconds"]
-    log = record.Log(out / LOG) if world.leads else None
+    log = record.StepLog(out / LOG) if world.leads else None
     if log:
         log.keep_until(done)
         for path in (out / STATE, out / MODEL / SINGLE_NAME):
@@ -143,4 +143,4 @@ def _finish(run: TrainingRun, out: Path) -> None:
     dtype = torch.bfloat16 if run.settings.precision == "bf16" else torch.float32
     save_drafter(run.drafter, out / MODEL, dtype=dtype)
     write_json(out / "settings.json", asdict(run.settings))
-    record.draw(record.Log(out / LOG), CURVES, out / CURVE)
+    record.draw(record.StepLog(out / LOG), CURVES, out / CURVE)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from dspark.errors import PeerError
-from dspark.pages import Held
+from dspark.pages import EngineUsage
 from dspark.runtime.cost_store import Curve
 from dspark.types import (
     MAX_BIAS,
@@ -196,7 +196,7 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
 
 
 def write_load(
-    held: Held, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0
+    held: EngineUsage, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0
 ) -> types_pb2.Load:
     """The load of a worker: what it holds, the jobs that wait for its device, the seconds it worked
     and cohorts waited so far, and the number of waits."""

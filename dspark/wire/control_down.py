@@ -13,9 +13,16 @@ from itertools import groupby
 from typing import Any, cast
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Admission, Down, DrafterAt, Use
-from dspark.rounds.events import Acknowledged, Admit, How, Keep, PrefillRefused, Release
-from dspark.rounds.plan import MAX_SLOTS, NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.control import Admission, Down, DrafterAt, DrafterUse
+from dspark.rounds.events import (
+    Acknowledged,
+    Admit,
+    KeepSequences,
+    PrefillRefused,
+    Release,
+    ReleaseMode,
+)
+from dspark.rounds.plan import MAX_SLOTS, NO_CAP, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.types import Refusal, RefusalReason
 from dspark.wire import codec
 from dspark.wire.cohorts import MAX_ROWS, fit
@@ -131,7 +138,7 @@ def _read_acknowledged(message: verify_pb2.Acknowledgements) -> Iterator[Acknowl
 def _released(told: Sequence[Release]) -> verify_pb2.ControlDown.Order:
     sequence, epoch, how = zip(*told, strict=True)
     columns = verify_pb2.Releases(
-        sequence=sequence, epoch=epoch, drop=[each is How.DROP for each in how]
+        sequence=sequence, epoch=epoch, drop=[each is ReleaseMode.DROP for each in how]
     )
     return _Order(released=columns)
 
@@ -139,20 +146,20 @@ def _released(told: Sequence[Release]) -> verify_pb2.ControlDown.Order:
 def _read_released(message: verify_pb2.Releases) -> Iterator[Release]:
     count = _rows(message, "released")
     fit(count, of="released.", epoch=message.epoch, drop=message.drop)
-    how = [How.DROP if drop else How.SETTLE for drop in message.drop]
+    how = [ReleaseMode.DROP if drop else ReleaseMode.SETTLE for drop in message.drop]
     return map(Release, message.sequence[:], message.epoch[:], how)
 
 
-def _kept(told: Keep) -> verify_pb2.ControlDown.Order:
+def _kept(told: KeepSequences) -> verify_pb2.ControlDown.Order:
     wanted = sorted(told.wanted)
     columns = verify_pb2.Kept(sequence=[at[0] for at in wanted], epoch=[at[1] for at in wanted])
     return _Order(kept=columns)
 
 
-def _read_kept(message: verify_pb2.Kept) -> Keep:
+def _read_kept(message: verify_pb2.Kept) -> KeepSequences:
     count = _rows(message, "kept")
     fit(count, of="kept.", epoch=message.epoch)
-    return Keep(frozenset(zip(message.sequence, message.epoch, strict=True)))
+    return KeepSequences(frozenset(zip(message.sequence, message.epoch, strict=True)))
 
 
 def _rows(message: Any, name: str) -> int:
@@ -175,14 +182,14 @@ def _read_drafter(message: verify_pb2.DrafterAt) -> DrafterAt:
     if message.drafter < 1:
         raise PeerError("drafter.drafter: must be 1 or more")
     try:
-        use = Use(message.use)
+        use = DrafterUse(message.use)
     except ValueError:
         raise PeerError(f"drafter.use: {message.use} is no use") from None
     return DrafterAt(message.drafter, message.at.endpoint, message.at.incarnation, use)
 
 
 def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
-    places: dict[Terms, int] = {}
+    places: dict[BlockTerms, int] = {}
     own = list(plan.sequences.values())
     return _Order(
         plan=verify_pb2.RoundPlan(
@@ -201,7 +208,7 @@ def _plan(plan: Plan) -> verify_pb2.ControlDown.Order:
     )
 
 
-def _terms(terms: Terms) -> verify_pb2.RoundPlan.Terms:
+def _terms(terms: BlockTerms) -> verify_pb2.RoundPlan.Terms:
     kind = cast("verify_pb2.RoundPlan.Kind", int(terms.kind))
     return verify_pb2.RoundPlan.Terms(
         kind=kind, slots=terms.slots, price=terms.price, weight=terms.weight, cap=terms.cap
@@ -236,7 +243,7 @@ def _read_plan(message: verify_pb2.RoundPlan) -> Plan:
     )
 
 
-def _read_terms(message: verify_pb2.RoundPlan.Terms) -> Terms:
+def _read_terms(message: verify_pb2.RoundPlan.Terms) -> BlockTerms:
     try:
         kind = PlanKind(message.kind)
     except ValueError:
@@ -247,12 +254,12 @@ def _read_terms(message: verify_pb2.RoundPlan.Terms) -> Terms:
         raise PeerError("plan.terms.price: is not a number")
     if not 0.0 <= message.weight < math.inf:
         raise PeerError("plan.terms.weight: must be finite and not negative")
-    return Terms(kind, message.slots, message.price, message.weight, min(message.cap, NO_CAP))
+    return BlockTerms(kind, message.slots, message.price, message.weight, min(message.cap, NO_CAP))
 
 
 _SINGLE: dict[type, Callable[[Any], verify_pb2.ControlDown.Order]] = {
     Admission: _admission,
     DrafterAt: _drafter,
     Plan: _plan,
-    Keep: _kept,
+    KeepSequences: _kept,
 }

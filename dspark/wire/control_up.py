@@ -13,8 +13,8 @@ from itertools import chain
 from typing import Any, cast
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Draining, PassReport, Started, Timing, Up
-from dspark.rounds.events import DrafterEvent, Released, Report, RoundReport, Why
+from dspark.rounds.control import Draining, PassReport, PrefillStats, Timing, Up
+from dspark.rounds.events import DrafterEvent, GoneReason, Released, Report, RoundReport
 from dspark.rounds.plan import MAX_SLOTS
 from dspark.types import ScoredToken
 from dspark.wire import codec
@@ -32,7 +32,13 @@ from dspark.wire.v1 import types_pb2, verify_pb2
 
 _News = verify_pb2.ControlUp.News
 # by their numbers on the wire
-_WHYS = (None, Why.NO_PAGES, Why.OUT_OF_PAGES, Why.FAILED, Why.STALE_EPOCH)
+_WHYS = (
+    None,
+    GoneReason.NO_PAGES,
+    GoneReason.OUT_OF_PAGES,
+    GoneReason.FAILED,
+    GoneReason.STALE_EPOCH,
+)
 
 
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
@@ -108,7 +114,7 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
     return _News(report=message)
 
 
-def _started(started: Started) -> verify_pb2.PrefillStarted:
+def _started(started: PrefillStats) -> verify_pb2.PrefillStarted:
     scored = started.prompt_logprobs
     return verify_pb2.PrefillStarted(
         cached_tokens=started.cached_tokens,
@@ -137,7 +143,7 @@ def _read_report(message: verify_pb2.PassReport) -> PassReport:
         scored = None
         if message.started.HasField("prompt_logprobs"):
             scored = codec.read_prompt_logprobs(message.started.prompt_logprobs)
-        started = Started(message.started.cached_tokens, scored)
+        started = PrefillStats(message.started.cached_tokens, scored)
     return PassReport(
         Report(getattr(message, "pass"), rounds),
         timing,

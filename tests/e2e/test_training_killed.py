@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from deploy.processes import ProcessCell
 from dspark.cli.main import main
 from dspark.training.disk import read_rows
-from dspark.training.record import Log
+from dspark.training.record import StepLog
 from tests.commands import dspark, forked
 from tests.unit.training.pipeline import random_samples
 
@@ -76,7 +76,7 @@ def test_training_resumed_after_kills_at_random_steps_writes_the_same_curve(
         )
     assert kills == 2
     dspark("train", *words(parts), within_s=PATIENCE_S)
-    curve, again = (Log(folder / "log.csv").read() for folder in (whole, parts))
+    curve, again = (StepLog(folder / "log.csv").read() for folder in (whole, parts))
     for columns in (curve, again):
         del columns["seconds"]
     assert len(curve["step"]) == 14

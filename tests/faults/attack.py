@@ -20,8 +20,8 @@ import grpc
 
 from dspark.client import AsyncClient
 from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import Acknowledged, Admit, How, Keep, Release
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.events import Acknowledged, Admit, KeepSequences, Release, ReleaseMode
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
 from dspark.wire import codec
@@ -45,7 +45,7 @@ GREEDY = SamplingParams(temperature=0.0)
 SAMPLING = codec.write_sampling(GREEDY)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
-PLAN = Plan(Terms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
+PLAN = Plan(BlockTerms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
 
 
 class Ended(Exception):
@@ -159,11 +159,13 @@ class Victim:
         # (stream, command) -> an honest one, in turn
         self.commands: dict[tuple[str, str], Callable[[], Any]] = {
             ("verify", "admission"): lambda: down(self._admission((1 << 40) + self.number)),
-            ("verify", "plan"): lambda: down(Plan(Terms(PlanKind.FIXED, 4))),
+            ("verify", "plan"): lambda: down(Plan(BlockTerms(PlanKind.FIXED, 4))),
             ("verify", "drafter"): lambda: down(DrafterAt(1, "127.0.0.1:9", 5)),
             ("verify", "acknowledged"): lambda: down(Acknowledged(self.number, 1, 0)),
-            ("verify", "released"): lambda: down(Release(1 << 50, 1, How.DROP)),
-            ("verify", "kept"): lambda: down(Keep(frozenset({(self.number, 1), (1 << 50, 1)}))),
+            ("verify", "released"): lambda: down(Release(1 << 50, 1, ReleaseMode.DROP)),
+            ("verify", "kept"): lambda: down(
+                KeepSequences(frozenset({(self.number, 1), (1 << 50, 1)}))
+            ),
             ("draft", "order"): self._order,
             ("draft", "open"): lambda: up(open=self._opening((1 << 40) + self.number)),
             ("draft", "close"): lambda: up(close=draft_pb2.CloseContexts(sequences=[other])),
@@ -189,7 +191,7 @@ class Victim:
 
     async def let_go(self) -> None:
         """Of everything, at both workers: a list of what is wanted names nobody."""
-        await self.control.tell(Keep(frozenset()))
+        await self.control.tell(KeepSequences(frozenset()))
         await self.rounds.write(draft_pb2.RoundsCommand(keep=draft_pb2.KeepContexts()))
 
     def _order(self) -> draft_pb2.RoundsCommand:
@@ -314,7 +316,7 @@ class Neighbour:
         self._number, self._round, self._left = first, 0, 0
 
     async def leave(self) -> None:
-        await self.stream.tell(Release(self._number, 1, How.DROP))
+        await self.stream.tell(Release(self._number, 1, ReleaseMode.DROP))
 
     async def step(self) -> None:
         """One round; of a new sequence where the one before has its length."""

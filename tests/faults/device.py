@@ -10,7 +10,7 @@ from typing import Any
 from dspark.errors import Unavailable
 from dspark.runtime.device_worker import DeviceWorker
 from tests.faults.network import Network
-from verify_service.under_way import UnderWay
+from verify_service.running_step import RunningStep
 
 SECONDS = {
     "judge_cohort": 0.005,
@@ -26,7 +26,7 @@ Seconds = Mapping[str, float | Callable[[Any], float]]
 
 def _kind(function: Any) -> str:
     if isinstance(function, partial) and function.func.__name__ == "_computed":
-        step: UnderWay = function.args[0]
+        step: RunningStep = function.args[0]
         return "judge_cohort" if step._outcomes else "prefill_next"
     return getattr(function, "__name__", "")
 

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
 from unittest import mock
 
 from coordinator.simulation.virtual_loop import VirtualLoop
-from dspark.synthetic.pace import Pace
+from dspark.synthetic.pace import DevicePace
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class Simulation:
         self.enter(mock.patch.object(time, "perf_counter", now))
         self.enter(mock.patch.object(time, "perf_counter_ns", self._now_ns))
         self.enter(mock.patch("secrets.randbits", self._draw.getrandbits))
-        self.enter(mock.patch.object(Pace, "sleep_until"))  # the device's own time
+        self.enter(mock.patch.object(DevicePace, "sleep_until"))  # the device's own time
         self.enter(mock.patch("dspark.runtime.addresses._try"))  # ports are of its own network
         return self
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coordinator.planning.options import walk
-from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
 from dspark.rounds.survival import survival
 from tests.algorithm_1 import lengths_of
 
@@ -33,7 +33,7 @@ def price_of(confidence: np.ndarray, sps: Sps) -> float:
 
 def verified(confidence: np.ndarray, price: float) -> Lengths:
     """What a verifier takes of blocks for a price."""
-    terms = [Terms(PlanKind.PRICE, confidence.shape[1], price)] * len(confidence)
+    terms = [BlockTerms(PlanKind.PRICE, confidence.shape[1], price)] * len(confidence)
     return tuple(prefixes(confidence.tolist(), terms))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dspark.decoding.acceptance import accept_probability, residual
-from dspark.rounds.plan import PLAIN, PlanKind, Terms, prefixes
+from dspark.rounds.plan import PLAIN, BlockTerms, PlanKind, prefixes
 
 A, B = 0, 1
 P, Q = [0.7, 0.3], [0.5, 0.5]
@@ -25,13 +25,13 @@ Prefix = Callable[[list[float]], int]
 PRICES = (0.0, 0.5, 0.75, 0.8, 0.81, float("inf"))
 
 
-def by(terms: Terms) -> Prefix:
+def by(terms: BlockTerms) -> Prefix:
     """What verifiers that are deployed take."""
     return lambda confidence: prefixes([confidence[: terms.slots]], [terms])[0]
 
 
 def priced(price: float) -> Prefix:
-    return by(Terms(PlanKind.PRICE, 2, price))
+    return by(BlockTerms(PlanKind.PRICE, 2, price))
 
 
 def search(confidence: list[float]) -> int:
@@ -82,12 +82,12 @@ def test_the_search_is_not() -> None:
     "terms",
     [
         PLAIN,
-        Terms(PlanKind.FIXED, 1),
-        Terms(PlanKind.FIXED, 2),
-        *(Terms(PlanKind.THRESHOLD, 2, at) for at in (0.5, 0.85, 0.95)),
-        Terms(PlanKind.PRICE, 2, 0.5, 1.0, 1),
+        BlockTerms(PlanKind.FIXED, 1),
+        BlockTerms(PlanKind.FIXED, 2),
+        *(BlockTerms(PlanKind.THRESHOLD, 2, at) for at in (0.5, 0.85, 0.95)),
+        BlockTerms(PlanKind.PRICE, 2, 0.5, 1.0, 1),
     ],
     ids=lambda terms: f"{terms.kind.name.lower()} {terms.slots} {terms.price:g}",
 )
-def test_other_terms_are_lossless_on_the_example_too(terms: Terms) -> None:
+def test_other_terms_are_lossless_on_the_example_too(terms: BlockTerms) -> None:
     assert first_token_law(by(terms)) == pytest.approx([0.7, 0.3], abs=1e-12)

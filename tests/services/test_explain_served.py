@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.watching.endings import Endings
+from coordinator.watching.answer_log import AnswerLog
 from dspark.cli.main import main
 from dspark.cli.status import line, lines, shape
 from dspark.client import (
@@ -114,8 +114,8 @@ def test_a_request_that_had_no_token_is_told_without_a_first_one() -> None:
 
 
 def test_only_so_many_ended_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.watching.endings.KEPT", 3)
-    endings = Endings(Metrics())
+    monkeypatch.setattr("coordinator.watching.answer_log.KEPT", 3)
+    endings = AnswerLog(Metrics())
     endings._ring.extend((0.0, control_pb2.EndedAnswer(request_id=name)) for name in "aabb")
     assert [each.request_id for each in endings.last(9)] == ["b", "b", "a"]
     assert len(endings.of("b")) == 2

@@ -234,7 +234,7 @@ def test_an_answer_that_ends_before_its_prompt_is_scored_is_told_all_the_same(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody aborts it while it waits for a place."""
-    monkeypatch.setattr("coordinator.http.asking.secrets.token_hex", lambda _: "aa")
+    monkeypatch.setattr("coordinator.http.running_prompts.secrets.token_hex", lambda _: "aa")
     with HttpCell(max_running=1) as cell, Client(cell.coordinator.endpoint) as client:
         held = client.generate("x", max_tokens=3000, ignore_eos=True, request_id="held")
         next(iter(held))

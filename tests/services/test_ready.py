@@ -12,7 +12,7 @@ from coordinator.lanes import lane
 from coordinator.lanes.facts import DrafterPort
 from coordinator.workers import membership
 from coordinator.workers.clients import VerifierClient
-from coordinator.workers.warming import Unwarmed
+from coordinator.workers.warming import WarmUpFailed
 from deploy.head import free_ports
 from dspark.cli.main import main
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
@@ -94,7 +94,10 @@ async def test_a_cell_whose_drafter_does_not_come_is_ready_without(cell: Cell) -
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (Unwarmed("there is no page for it"), "its first requests failed: there is no page for it"),
+        (
+            WarmUpFailed("there is no page for it"),
+            "its first requests failed: there is no page for it",
+        ),
         (ZeroDivisionError("a bug"), "is not understood"),
     ],
 )
@@ -157,7 +160,7 @@ async def test_a_worker_that_is_lost_again_and_again_before_it_serves_is_held_of
     async def lost(verifier: VerifierClient) -> None:
         if verifier.facts.name == "verify/1":
             verifier.close("it went away")
-            raise Unwarmed("it went away")
+            raise WarmUpFailed("it went away")
 
     before_warming(monkeypatch, lost)
     for _ in range(2):

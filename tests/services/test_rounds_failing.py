@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dspark.rounds.control import DrafterAt, Use
-from dspark.rounds.events import Why
+from dspark.rounds.control import DrafterAt, DrafterUse
+from dspark.rounds.events import GoneReason
 from dspark.rounds.plan import PlanKind, SequencePlan
 from dspark.types import Cursor, RefusalReason, Rule, SamplingParams
 from dspark.wire.orders import read_order
@@ -25,9 +25,9 @@ from verify_service import drafter_stream, drafters, round_passes
 from verify_service.prompts import Prompts
 from verify_service.round_driver import RoundDriver
 from verify_service.round_passes import RoundPasses
+from verify_service.running_step import RunningStep
 from verify_service.sequences import CachedSequence
 from verify_service.synthetic import SyntheticVerifyEngine
-from verify_service.under_way import UnderWay
 
 VOCAB, BLOCK = 500, 4
 COUPLED = SamplingParams(temperature=1.0, seed=3, rule=Rule.COUPLED)
@@ -198,7 +198,7 @@ async def test_a_drafter_that_is_gone_is_let_go_and_one_that_leaves_opens_nobody
     conductor.know(1, d)
     asked = some(conductor, 2)
     await until(lambda: all(map(verified, asked)))
-    conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, Use.GONE)])
+    conductor.port.tell([DrafterAt(1, d.endpoint, d.incarnation, DrafterUse.GONE)])
     await until(lambda: d.engine.held.sequences == 0)
     await so_far(
         conductor,
@@ -270,7 +270,7 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
     conductor.know(1, await cell.drafter())
     asked = [conductor.ask([5 + place, 6], COUPLED, 40, drafter=1) for place in range(3)]
     await conductor.tokens(asked[1])
-    assert [each.why for each in conductor.released if each.sequence == 2] == [Why.FAILED]
+    assert [each.why for each in conductor.released if each.sequence == 2] == [GoneReason.FAILED]
     assert asked[1].tokens == truth(conductor, asked[1])[: len(asked[1].tokens)]
     await answered(conductor, [asked[0], asked[2]])
 
@@ -295,7 +295,7 @@ async def test_a_bug_at_one_prompt_refuses_that_one(
 
 BUGS: dict[str, tuple[type, str]] = {
     "a pass was judged": (RoundPasses, "_note"),
-    "beside a pass": (UnderWay, "run"),
+    "beside a pass": (RunningStep, "run"),
     "behind a pass": (RoundDriver, "_take"),
     "a prompt is begun": (SyntheticVerifyEngine, "begin_prefill"),
     "a prompt was run": (Prompts, "_begin_answer"),

@@ -14,7 +14,7 @@ from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 from tests.services.cell import standing_in
 from verify_service.batch_runner import FeatureRun
-from verify_service.row_stream import RowStream, Sink
+from verify_service.row_stream import DrafterAddress, RowStream
 
 ROWS = FeatureRun(1, 1, 0, list(range(8)), PackedRows("bfloat16", 8, 64, bytes(128 * 8)))
 
@@ -48,7 +48,9 @@ async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool
     loop = asyncio.get_running_loop()
     add: Any = features_pb2_grpc.add_FeaturesServicer_to_server
     async with standing_in(add, Acknowledging()) as place:
-        stream = RowStream(worker, Sink(place, 5), loop, came, lambda _, why: heard.append(why))
+        stream = RowStream(
+            worker, DrafterAddress(place, 5), loop, came, lambda _, why: heard.append(why)
+        )
         for _ in range(3):
             stream.push(ROWS)
         await asyncio.wait_for(asyncio.wrap_future(stream.ended), 20)

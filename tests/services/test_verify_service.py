@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dspark.rounds.control import Admission
-from dspark.rounds.events import Acknowledged, Admit, Why
+from dspark.rounds.events import Acknowledged, Admit, GoneReason
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.runtime import backlog
 from dspark.runtime.aio_call import ending_as_told
@@ -64,7 +64,7 @@ async def test_pages_run_out_and_the_youngest_begin_again(cell: Cell, golden_tar
         for answer in asked:  # whose prompt found no page comes again
             answer.refused = _Forgiving()
         assert await conductor.tokens(*asked) == plain_greedy(golden_target, prompts, 60)
-        assert any(each.why is Why.OUT_OF_PAGES for each in conductor.released)
+        assert any(each.why is GoneReason.OUT_OF_PAGES for each in conductor.released)
 
 
 async def test_what_it_says_of_itself_and_the_stored_cost_curve(cell: Cell) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.turns import ADAPTIVE, BASELINES, Book, Tournament
+from benchmarks.turns import ADAPTIVE, BASELINES, SavedMeasurements, Tournament
 from dspark.errors import InvalidRequest
 
 SPEED = {"off": 50.0, "fixed:5": 100.0, "fixed:6": 96.0, "adaptive": 104.0}
@@ -26,13 +26,13 @@ class Bench:
         return SPEED.get(policy, 40.0) * 0.98 ** len(self.asked)
 
 
-def _run(bench: Bench, book: Book) -> dict[str, dict[str, object]]:
+def _run(bench: Bench, book: SavedMeasurements) -> dict[str, dict[str, object]]:
     return asyncio.run(Tournament("part", bench.rate, book, 3).run([8]))
 
 
 def test_the_far_behind_leave_after_a_turn_and_the_adaptive_one_stays() -> None:
     bench = Bench()
-    point = _run(bench, Book(None, {}))["8"]
+    point = _run(bench, SavedMeasurements(None, {}))["8"]
     times = [policy for policy, _ in bench.asked]
     assert len(times) == len(BASELINES) + 1 + 2 * 3
     assert times.count("off") == 1
@@ -46,11 +46,13 @@ def test_the_far_behind_leave_after_a_turn_and_the_adaptive_one_stays() -> None:
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     file, settings = tmp_path / "book.jsonl", {"quick": True, "answers": (24, 72), "work": {1: 6}}
     with pytest.raises(RuntimeError):
-        _run(Bench(fails_after=10), Book(file, settings))
+        _run(Bench(fails_after=10), SavedMeasurements(file, settings))
     assert len(file.read_text().splitlines()) == 11  # and the settings
     rest = Bench()
-    point = _run(rest, Book(file, settings))["8"]
+    point = _run(rest, SavedMeasurements(file, settings))["8"]
     assert len(rest.asked) == 15 - 10
-    assert json.dumps(point) == json.dumps(_run(Bench(fails_after=0), Book(file, settings))["8"])
+    assert json.dumps(point) == json.dumps(
+        _run(Bench(fails_after=0), SavedMeasurements(file, settings))["8"]
+    )
     with pytest.raises(InvalidRequest, match="save"):
-        Book(file, {"quick": False})
+        SavedMeasurements(file, {"quick": False})

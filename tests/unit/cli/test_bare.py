@@ -117,7 +117,7 @@ def test_the_extra_that_brings_a_module(module: str, extra: str) -> None:
     ],
 )  # fmt: skip
 def test_versions_are_compared_by_their_numbers(specifier: str, version: str, fits: bool) -> None:
-    assert extras.Wanted("x", specifier, "").fits(version) is fits
+    assert extras.Requirement("x", specifier, "").fits(version) is fits
 
 
 @pytest.mark.parametrize("words", [["health", "{}"], ["generate", "--endpoint", "{}", "a prompt"]])

@@ -20,7 +20,7 @@ from dspark.cli.checks import Finding, Level, cluster, machine
 from dspark.cli.checks import pair as pair_checks
 from dspark.cli.discovery import groups, serve
 from dspark.cli.lifecycle import read_sizes
-from dspark.cli.logs import Tails, readable
+from dspark.cli.logs import LogTail, readable
 from dspark.cli.main import main
 from dspark.cli.status import _print
 from dspark.cli.top import frame
@@ -98,11 +98,11 @@ def test_logs_of_a_request_are_its_own_and_its_sequences_in_every_process(tmp_pa
         _line(2, "coordinator/0", "request.accepted", request="yours", sequence=8),
         _line(5, "coordinator/0", "request.ended", request="mine", sequence=7),
     )
-    events = [line["event"] for line in Tails(tmp_path, "", "mine").new()]
+    events = [line["event"] for line in LogTail(tmp_path, "", "mine").new()]
     assert events == ["request.accepted", "sequence.prefilled", "request.ended"]
-    assert [line["sequence"] for line in Tails(tmp_path, "verify", "mine").new()] == [7]
-    assert Tails(tmp_path, "", "nobody").new() == []
-    tails = Tails(tmp_path, "", "mine")
+    assert [line["sequence"] for line in LogTail(tmp_path, "verify", "mine").new()] == [7]
+    assert LogTail(tmp_path, "", "nobody").new() == []
+    tails = LogTail(tmp_path, "", "mine")
     tails.new()
     _write(logs / "worker-a.err", _line(10, "verify/0", "sequence.resent", sequence=7))
     (line,) = tails.new()
@@ -114,9 +114,9 @@ def test_logs_are_those_of_the_replica_whichever_process_it_was(tmp_path: Path) 
     _write(logs / "worker-1-2-100.err", _line(1, "draft/0", "a"), "not json", "[1]")
     _write(logs / "worker-2-2-200.err", _line(2, "draft/0", "b"))
     _write(logs / "worker-3-2-300.err", _line(3, "draft/10", "c"), {"event": "of nobody"})
-    assert sorted(line["event"] for line in Tails(tmp_path, "draft/0").new()) == ["a", "b"]
-    assert sorted(line["event"] for line in Tails(tmp_path, "draft").new()) == ["a", "b", "c"]
-    tails = Tails(tmp_path, "")
+    assert sorted(line["event"] for line in LogTail(tmp_path, "draft/0").new()) == ["a", "b"]
+    assert sorted(line["event"] for line in LogTail(tmp_path, "draft").new()) == ["a", "b", "c"]
+    tails = LogTail(tmp_path, "")
     assert len(list(tails.new())) == 3
     with (logs / "worker-1-2-100.err").open("a") as file:
         file.write('{"process": "draft/0", "ev')
@@ -303,7 +303,7 @@ def test_the_doctor_asks_for_no_extra_that_only_a_checkout_needs(
     monkeypatch.setattr(
         machine.extras,
         "wanted",
-        lambda: [extras.Wanted("not-there", "", extra) for extra in ("docs", "web", "tls")],
+        lambda: [extras.Requirement("not-there", "", extra) for extra in ("docs", "web", "tls")],
     )
     assert [each.what for each in machine.versions()][2:] == ["extra tls"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.config import TOOL_FORMATS
 from coordinator.http.calls import MOST, CallReader
-from coordinator.http.reader import BLANK, Part, Reader
+from coordinator.http.reader import BLANK, AnswerPart, Reader
 from coordinator.http.schema import Tool
 from coordinator.http.template import ChatTemplate
 from coordinator.http.thoughts import HarmonyReader
@@ -23,7 +23,7 @@ TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 HERMES, LLAMA = FORMATS["hermes"], FORMATS["llama_json"]
 
 
-def told(reader: Reader, pieces: list[str]) -> list[Part]:
+def told(reader: Reader, pieces: list[str]) -> list[AnswerPart]:
     """The parts of an answer whose tokens come one at a time, and of its end."""
     each = [reader.read([piece], over=False) for piece in pieces]
     return [part for parts in [*each, reader.read([], over=True)] for part in parts]
@@ -33,7 +33,7 @@ def read(form: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     reader = HarmonyReader() if form is GPT else CallReader(form)
     text, calls = "", list[list[str]]()
     for part in told(reader, pieces):
-        assert part != Part()
+        assert part != AnswerPart()
         text += part.text
         if part.name:
             assert part.call == len(calls)
@@ -223,13 +223,13 @@ def test_thoughts_are_told_apart_however_the_text_is_cut() -> None:
         for pieces in cuts(written):
             for reader in (Reader(inside=inside), CallReader(HERMES, inside=inside)):
                 parts = told(reader, pieces)
-                assert Part() not in parts
+                assert AnswerPart() not in parts
                 assert "".join(part.reasoning for part in parts) == thought, pieces
                 # a reader of calls leaves out line breaks that an answer begins with
                 wanted = said.lstrip("\n") if isinstance(reader, CallReader) else said
                 assert "".join(part.text for part in parts) == wanted, pieces
     begun = told(HarmonyReader(), ["<|channel|>analysis<|message|>hm <|e"])
-    assert begun == [Part(reasoning="hm "), Part(reasoning="<|e")]
+    assert begun == [AnswerPart(reasoning="hm "), AnswerPart(reasoning="<|e")]
 
 
 def lines_run(written: str) -> int:
@@ -265,9 +265,9 @@ def test_every_character_is_looked_at_once() -> None:
 def test_arguments_are_told_as_they_are_written() -> None:
     reader = CallReader(HERMES)
     reader.read(['<tool_call>\n{"name": "f", "arguments": {"a": '], over=False)
-    assert reader.read(['"Kö'], over=False) == [Part(call=0, arguments='"Kö')]
+    assert reader.read(['"Kö'], over=False) == [AnswerPart(call=0, arguments='"Kö')]
     # where no mark of a call may follow, so are line breaks
-    assert CallReader(LLAMA).read(["a\n"], over=False) == [Part("a\n")]
+    assert CallReader(LLAMA).read(["a\n"], over=False) == [AnswerPart("a\n")]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_arguments_are_told_as_they_are_written() -> None:
 def test_no_more_is_held_than_a_mark_or_a_call_may_take(
     reader: Reader, told: str, held: str
 ) -> None:
-    assert reader.read([told + held], over=False) == [Part(told)]
+    assert reader.read([told + held], over=False) == [AnswerPart(told)]
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,12 @@ def test_parts_that_come_together_are_joined() -> None:
     calls = "</tool_call>", '<tool_call>{"name": "g", "arguments": {}}', "</tool_call>", "e"
     reader = CallReader(HERMES, inside=True)
     parts = [part._replace(id="") for part in reader.read([*written, *calls], over=True)]
-    together = [Part(reasoning="ab"), Part("cd"), Part(call=0, name="f", arguments="{}")]
-    assert parts == [*together, Part(call=1, name="g", arguments="{}"), Part("e")]
+    together = [
+        AnswerPart(reasoning="ab"),
+        AnswerPart("cd"),
+        AnswerPart(call=0, name="f", arguments="{}"),
+    ]
+    assert parts == [*together, AnswerPart(call=1, name="g", arguments="{}"), AnswerPart("e")]
 
 
 def test_the_setting_names_every_format() -> None:

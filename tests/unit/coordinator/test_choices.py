@@ -10,7 +10,7 @@ import pytest
 from coordinator.answers.answer import Reason, RequestStats, Round
 from coordinator.lanes.request_state import LifeState, RequestState
 from dspark.errors import InvalidRequest, Overloaded, PeerError, Unavailable
-from dspark.rounds.control import Admission, PassReport, Started, Up
+from dspark.rounds.control import Admission, PassReport, PrefillStats, Up
 from dspark.types import SamplingParams, ScoredPrompt, ScoredToken
 from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell
@@ -121,7 +121,7 @@ async def test_a_verifier_whose_log_probabilities_are_not_its_tokens_fails_the_r
 async def test_a_prompt_that_is_scored_otherwise_than_it_was_asked_for_fails_the_request(
     cell: RoundsCell, scored: ScoredPrompt
 ) -> None:
-    began = Started(prompt_logprobs=scored)
+    began = PrefillStats(prompt_logprobs=scored)
     cell.port.in_reports(lambda each: [each._replace(started=each.started and began)])
     states = cell.answers(policy="fixed:3", prompt_logprobs=1)
     other = ask(cell, 1, "plain")

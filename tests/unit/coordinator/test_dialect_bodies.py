@@ -13,7 +13,7 @@ from coordinator.dialects.responses import ResponsesBody, ResponseWriter
 from coordinator.dialects.telling import _event
 from coordinator.http.body import MOST_ERRORS, validated
 from coordinator.http.calls import CallReader
-from coordinator.http.reader import Part
+from coordinator.http.reader import AnswerPart
 from coordinator.http.schema import ChatBody, CompletionBody, form_of
 from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
@@ -34,7 +34,7 @@ USAGE = {
 )
 def test_arguments_that_cannot_be_told_as_json_stay_as_they_were_written(written: str) -> None:
     writer = MessageWriter("msg_1", "tiny")
-    for part in (Part(call=0, name="f", id="call_1"), Part(call=0, arguments=written)):
+    for part in (AnswerPart(call=0, name="f", id="call_1"), AnswerPart(call=0, arguments=written)):
         list(writer.part(part))
     list(writer.end(End(Reason.STOP), USAGE, called=True))
     told = json.dumps(writer.whole, ensure_ascii=False, allow_nan=False).encode()
@@ -57,7 +57,7 @@ def test_an_answer_that_was_aborted_is_not_told_as_whole() -> None:
     for writer in (response, message):
         assert [
             *writer.begin(USAGE),
-            *writer.part(Part(text="text")),
+            *writer.part(AnswerPart(text="text")),
             *writer.end(aborted, USAGE, called=False),
         ]
     assert (response.whole["status"], response.whole["incomplete_details"]) == ("incomplete", None)

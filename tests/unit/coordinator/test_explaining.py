@@ -10,12 +10,12 @@ import pytest
 
 from coordinator import live
 from coordinator.lanes.drafter_assignment import REASONS
-from coordinator.lanes.watch import Reported, RoundPart
-from coordinator.watching.endings import Endings
+from coordinator.lanes.watch import CommittedRound, RoundPart
+from coordinator.watching.answer_log import AnswerLog
 from coordinator.watching.explaining import origins, price, step_of, told
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.wire.v1 import control_pb2 as wire
 from tests.fakes import answer_of
 from tests.rounds_cell import RoundsCell, ToyPair
@@ -52,14 +52,16 @@ async def test_the_tokens_that_are_told_are_the_answer(policy: str) -> None:
         assert bool(each.slots) is not bool(each.empty_because)
 
 
-PRICED = Terms(PlanKind.PRICE, 6, 0.3, weight=2.0)
+PRICED = BlockTerms(PlanKind.PRICE, 6, 0.3, weight=2.0)
 SAID = RoundReport(
     7, 0, 4, 20, (11, 12, 13), 2, 4, (0.9, 0.8, 0.5, 0.5, 0.5), drafter=3,
     forced=(True, False, False),
 )  # fmt: skip
 
 
-def part_of(said: RoundReport = SAID, terms: Terms = PRICED, kept: int = 3, room: int = 9) -> Any:
+def part_of(
+    said: RoundReport = SAID, terms: BlockTerms = PRICED, kept: int = 3, room: int = 9
+) -> Any:
     """A part in a round of two sequences, of which the other one's block came late."""
     state: Any = SimpleNamespace(
         answer=SimpleNamespace(index=2), request=SimpleNamespace(policy="adaptive")
@@ -67,7 +69,7 @@ def part_of(said: RoundReport = SAID, terms: Terms = PRICED, kept: int = 3, room
     rounds = [said, RoundReport(8, 0, 1, 5, (3,), why_empty="late", drafter=1)]
     timing = Timing(forward_s=0.004, round_s=0.010, draft_s=0.002, waited_s=0.003)
     report = PassReport(Report(1, rounds), timing, tokens=9)
-    made = Reported(
+    made = CommittedRound(
         "verify/1", 0.0, report, rounds, [state] * 2, ["", "late"], Plan(terms), "draft/{}".format
     )
     return RoundPart(made, 0, 7, kept, room)
@@ -101,9 +103,9 @@ def test_what_became_of_the_last_token_and_why_a_prefix_ended() -> None:
         "PRICE": part_of(room=6),
         "ROOM": part_of(room=5),  # four and the target's own
         "THRESHOLD": part_of(terms=PRICED._replace(kind=PlanKind.THRESHOLD)),
-        "FIXED": part_of(terms=Terms(PlanKind.FIXED, 4)),
+        "FIXED": part_of(terms=BlockTerms(PlanKind.FIXED, 4)),
         "NO_DRAFT": part_of(SAID._replace(confidence=())),
-        "WHOLE": part_of(SAID._replace(verified=5), Terms(PlanKind.FIXED, 6)),
+        "WHOLE": part_of(SAID._replace(verified=5), BlockTerms(PlanKind.FIXED, 6)),
     }
     for why, part in parts.items():
         assert wire.PrefixEnd.Name(told(part).why) == f"PREFIX_END_{why}"
@@ -131,7 +133,7 @@ async def test_an_ended_answer_in_numbers() -> None:
         queue_ms=1e3 * queued, ttft_ms=1e3 * first, total_ms=1e3 * whole,
     )  # fmt: skip
     counted = RoundsCell().metrics
-    Endings(counted).add(state, None)
+    AnswerLog(counted).add(state, None)
     times = [f"{name}_time_seconds" for name in ("prefill", "decode")]
     sums = [
         counted.value(f"request_{name}_sum")

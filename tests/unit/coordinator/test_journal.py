@@ -12,7 +12,7 @@ import structlog
 
 from coordinator.answers.answer import CommittedTokens, End, Reason
 from coordinator.cells import journal_file
-from coordinator.cells.journal import MAX_KEPT, Entry, Journal, digest
+from coordinator.cells.journal import MAX_KEPT, Journal, JournalEntry, digest
 from coordinator.cells.journal_file import JournalFile
 from coordinator.config import CoordinatorConfig
 from coordinator.process import _journal
@@ -48,7 +48,7 @@ def on_disk(folder: Path, *, segment: int = 1 << 20, sync: str = "always", **mor
     return Journal(file, **given)
 
 
-def commit(journal: Journal, entry: Entry, tokens: tuple[int, ...]) -> None:
+def commit(journal: Journal, entry: JournalEntry, tokens: tuple[int, ...]) -> None:
     """And it is written."""
     journal.committed(entry, CommittedTokens(tokens, None))
     journal.write()

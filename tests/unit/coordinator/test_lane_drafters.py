@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.lanes import lane, lane_drafters
 from coordinator.planning.watchdog import PAUSE_S
-from dspark.rounds.control import DrafterAt, Use
+from dspark.rounds.control import DrafterAt, DrafterUse
 from dspark.rounds.events import DrafterEvent
 from dspark.rounds.plan import Plan, PlanKind
 from dspark.types import Constraint, ConstraintKind, Draws, SamplingParams
@@ -63,7 +63,7 @@ async def test_r10_a_drafter_that_only_this_process_lost_drafts_on_for_who_is_th
     assert state.stats.drafted > before + 8
     assert late.stats.drafted == 0, "nobody new"
     uses = [each.use for each in cell.port.orders(DrafterAt)]
-    assert uses == [Use.YES, Use.NO_NEW, Use.GONE]
+    assert uses == [DrafterUse.YES, DrafterUse.NO_NEW, DrafterUse.GONE]
     assert cell.clean()
 
 

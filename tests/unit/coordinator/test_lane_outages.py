@@ -6,7 +6,7 @@ import pytest
 
 from dspark.errors import Unavailable
 from dspark.rounds.control import Admission, PassReport
-from dspark.rounds.events import How, Release, Released
+from dspark.rounds.events import Release, Released, ReleaseMode
 from tests.fakes import read
 from tests.rounds_cell import RoundsCell
 
@@ -26,7 +26,7 @@ async def test_a_verifier_that_will_leave_settles_its_sequences_and_they_move(
     assert len(first) == 4, "each leaves when it is settled"
     await cell.answered(*states, late)
     assert len(first) == 0
-    assert sum(each.how is How.SETTLE for each in port.orders(Release)) == 4
+    assert sum(each.how is ReleaseMode.SETTLE for each in port.orders(Release)) == 4
     for state in states:
         assert (state.handovers, state.sequence.epoch) == (0, 1)
     drawn = {each.sequence: each.rounds for each in port.news(Released)}

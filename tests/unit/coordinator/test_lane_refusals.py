@@ -15,7 +15,7 @@ from dspark.errors import (
     Unsupported,
 )
 from dspark.rounds.control import Admission, PassReport, Up
-from dspark.rounds.events import How, Release, Released, Why
+from dspark.rounds.events import GoneReason, Release, Released, ReleaseMode
 from dspark.types import Refusal, RefusalReason
 from tests.fakes import read
 from tests.rounds_cell import RoundsCell, Tampered
@@ -40,7 +40,7 @@ async def test_the_youngest_makes_room_and_comes_back() -> None:
     assert states[0].sequence.epoch == 0, "the oldest always goes on"
     assert cell.metrics.value("handovers_total", reason="lost") == 0
     whys = {each.why for each in cell.port.news(Released)}
-    assert Why.OUT_OF_PAGES in whys
+    assert GoneReason.OUT_OF_PAGES in whys
     assert cell.clean()
 
 
@@ -66,8 +66,8 @@ async def test_a_prompt_that_finds_no_page_waits_in_front_and_comes_under_anothe
 def refused(port: Tampered, told: PassReport, why: RefusalReason, message: str) -> list[Up]:
     """What comes in place of a report: its one sequence is refused."""
     (row,) = told.report.rounds
-    port.port.tell([Release(row.sequence, row.epoch, How.DROP)])
-    return [Released(row.sequence, row.epoch, 0, Why.NO_PAGES, Refusal(why, message))]
+    port.port.tell([Release(row.sequence, row.epoch, ReleaseMode.DROP)])
+    return [Released(row.sequence, row.epoch, 0, GoneReason.NO_PAGES, Refusal(why, message))]
 
 
 def refuse_once(

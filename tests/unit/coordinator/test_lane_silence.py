@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dspark.rounds.control import PassReport
-from dspark.rounds.events import How, Release, Released
+from dspark.rounds.events import Release, Released, ReleaseMode
 from tests.rounds_cell import RoundsCell, with_rows
 
 
@@ -78,7 +78,7 @@ async def test_a_sequence_that_its_verifier_is_silent_about_moves_and_no_other_d
     assert not cell.port.orders(Release)
     await cell.until(lambda: bool(cell.port.orders(Release)), within_s=1.0)
     (release,) = cell.port.orders(Release)
-    assert (release.sequence, release.how) == (stuck.sequence.number, How.SETTLE)
+    assert (release.sequence, release.how) == (stuck.sequence.number, ReleaseMode.SETTLE)
     cell.port.honest()
     await cell.answered(stuck)
     assert stuck.sequence.epoch == 1

@@ -16,8 +16,8 @@ import pytest
 from coordinator.lanes.request_state import RequestState
 from dspark.errors import Overloaded, RequestCancelled, Unavailable
 from dspark.rounds.control import Admission
-from dspark.rounds.events import Acknowledged, Action, How, Keep, Release
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.events import Acknowledged, Action, KeepSequences, Release, ReleaseMode
+from dspark.rounds.plan import NO_CAP, BlockTerms, Plan, PlanKind, SequencePlan
 from tests.fakes import answer_of, read
 from tests.rounds_cell import SLOTS
 from tests.unit.coordinator.stormy_workers import StormyCell
@@ -131,7 +131,7 @@ class Storm:
 
     def plan(self) -> None:
         """A verifier is told to draw as no planner would have it."""
-        terms = Terms(
+        terms = BlockTerms(
             self.draw.choice(list(PlanKind)),
             self.draw.randint(0, SLOTS),
             self.draw.choice([0.0, 0.3, 0.8]),
@@ -151,7 +151,7 @@ class Storm:
         if lane.states:
             life = self.draw.choice(lane.states).sequence
             port = self.cell.ports[self.cell.lanes.index(lane)].port
-            port.tell([Release(life.number, life.epoch, How.SETTLE)])
+            port.tell([Release(life.number, life.epoch, ReleaseMode.SETTLE)])
 
     def crowd(self) -> None:
         """Somebody else takes all pages of a verifier for a while."""
@@ -164,7 +164,7 @@ class Storm:
         """Verifiers are told who is wanted."""
         for lane, port in zip(self.cell.lanes, self.cell.ports, strict=True):
             lives = [state.sequence for state in lane.states]
-            port.port.tell([Keep(frozenset((each.number, each.epoch) for each in lives))])
+            port.port.tell([KeepSequences(frozenset((each.number, each.epoch) for each in lives))])
 
     def calm(self) -> None:
         self.cell.calm = True

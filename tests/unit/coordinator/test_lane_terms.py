@@ -6,11 +6,11 @@ import itertools
 import pytest
 
 from coordinator.lanes.request_state import RequestState
-from coordinator.lanes.round_learning import Mode
+from coordinator.lanes.round_learning import RoundMode
 from coordinator.planning.watchdog import Alarm
 from coordinator.watching import explaining
 from dspark.rounds.control import Admission
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.runtime.telemetry import MOST_LABELS
 from dspark.types import Constraint, ConstraintKind, SamplingParams
 from tests.rounds_cell import RoundsCell, costs
@@ -30,7 +30,7 @@ async def test_answers_in_a_form_are_planned_for_by_what_was_drafted_under_forms
 
 def modes(cell: RoundsCell, lane: str) -> list[float | None]:
     value = cell.metrics.registry.get_sample_value
-    return [value("dspark_lane_mode", {"lane": lane, "mode": mode.value}) for mode in Mode]
+    return [value("dspark_lane_mode", {"lane": lane, "mode": mode.value}) for mode in RoundMode]
 
 
 async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name(
@@ -45,24 +45,24 @@ async def test_a_lane_that_closes_leaves_the_metrics_of_the_next_one_of_its_name
     next(iter(cell.lane._drafters._by_number.values())).watch.alarm = Alarm.COLLAPSE
     cell.lane._drafters.show()
     lane = cell.add_verifier(name)
-    lane._learning._mode = Mode.ONE
+    lane._learning._mode = RoundMode.ONE
     lane._learning.show()
     cell.lose_verifier()
-    assert shown() == [float(mode is Mode.ONE) for mode in Mode] + [1.0, 0.0]
+    assert shown() == [float(mode is RoundMode.ONE) for mode in RoundMode] + [1.0, 0.0]
     last = cell.add_verifier(name)
-    assert shown() == [0.0] * len(Mode) + [1.0, 0.0]
+    assert shown() == [0.0] * len(RoundMode) + [1.0, 0.0]
     cell.lose_verifier(cell.lanes.index(last))
-    assert shown() == [float(mode is Mode.ONE) for mode in Mode] + [1.0, 0.0]
+    assert shown() == [float(mode is RoundMode.ONE) for mode in RoundMode] + [1.0, 0.0]
     cell.lose_verifier()
-    assert shown() == [0.0] * len(Mode) + [None, 0.0]
+    assert shown() == [0.0] * len(RoundMode) + [None, 0.0]
     assert cell.lanes == []
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "fixed:3", "off"])
 async def test_an_idle_lane_shows_how_it_ran(cell: RoundsCell, policy: str) -> None:
     await cell.answered(cell.ask(max_tokens=60, policy=policy))
-    ran = Mode.PLAIN if policy == "off" else Mode.ONE
-    assert modes(cell, cell.lane.facts.name) == [float(mode is ran) for mode in Mode]
+    ran = RoundMode.PLAIN if policy == "off" else RoundMode.ONE
+    assert modes(cell, cell.lane.facts.name) == [float(mode is ran) for mode in RoundMode]
 
 
 async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None:
@@ -78,7 +78,7 @@ async def test_labels_beyond_those_kept_apart_are_planned_for_together() -> None
     assert 20 < len(kinds) <= MOST_LABELS + 1
 
 
-def terms_before(cell: RoundsCell, number: int) -> Terms:
+def terms_before(cell: RoundsCell, number: int) -> BlockTerms:
     """Of a sequence, by the last plan that was told before its admission."""
     told = itertools.takewhile(
         lambda e: not (isinstance(e, Admission) and e.admit.sequence == number), cell.port.told

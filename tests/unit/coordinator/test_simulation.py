@@ -14,7 +14,7 @@ import pytest
 from coordinator.simulation.run import simulate
 from coordinator.simulation.scenario import Scenario, scenarios
 from coordinator.simulation.virtual_loop import Deadlock, run_virtual
-from coordinator.simulation.world import Device, Hops
+from coordinator.simulation.world import Device, HopDelays
 from dspark.cli.main import main
 from dspark.errors import InvalidRequest
 from dspark.synthetic.spec import SyntheticSpec, load_spec, read_spec
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
 
 
 def test_plain_decoding_takes_what_the_table_says() -> None:
-    free = Hops(0.0, 0.0, 0.0, 0.0)
+    free = HopDelays(0.0, 0.0, 0.0, 0.0)
     found = run(concurrency=1, policy="off", hops=free, answer_tokens=(400, 400), window_s=10.0)
     assert found["tok_s"] == pytest.approx(100.0, rel=0.02)  # a token in 10 ms
     assert found["verify_busy"]["mean"] == pytest.approx(1.0, abs=0.02)
@@ -136,7 +136,7 @@ def test_without_drafters_everything_is_plain_decoding() -> None:
 
 
 def test_lanes_wait_for_each_other_where_they_share_a_coordinator_or_cores() -> None:
-    slow = Hops(1e-4, 1e-4, 0.0, 4e-3, 0.0)
+    slow = HopDelays(1e-4, 1e-4, 0.0, 4e-3, 0.0)
     lanes = partial(run, concurrency=8, verifiers=4, drafters=4, window_s=4.0, hops=slow)
     apart = lanes(coordinators=4)["tok_s"]
     shared = lanes()
@@ -167,7 +167,7 @@ def test_lost_workers_cost_speed_and_no_answer() -> None:
 @pytest.mark.slow
 def test_verified_tokens_shrink_with_the_load_as_in_the_papers_figure_8() -> None:
     flash = load_spec(Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flash.yaml")
-    pair = partial(run, spec=flash, warmup_s=2.0, window_s=3.0, hops=Hops(1e-4, 0.0, 0.0, 0.0))
+    pair = partial(run, spec=flash, warmup_s=2.0, window_s=3.0, hops=HopDelays(1e-4, 0.0, 0.0, 0.0))
     curve = [1 + pair(concurrency=load)["budget"] for load in (5, 20, 44, 92, 204)]
     # 0.03: a short window
     assert all(after <= before + 0.03 for before, after in itertools.pairwise(curve))

@@ -9,13 +9,15 @@ from typing import Any
 from coordinator.answers.answer import End, Reason
 from coordinator.http.chat import ChatShape
 from coordinator.http.reader import Reader
-from coordinator.http.reply import Frame, streamed_reply
+from coordinator.http.reply import ReplyContext, streamed_reply
 from coordinator.http.schema import StreamOptions
 from coordinator.reception.output_processor import OutputChunk
 
 # a character of three tokens is shown with the last
 TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]
-FRAME = Frame("tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True))
+FRAME = ReplyContext(
+    "tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True)
+)
 
 
 class Asking:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.workers.warming import Unwarmed, warm
+from coordinator.workers.warming import WarmUpFailed, warm
 from dspark.rounds.control import PassReport, Up
 from tests.rounds_cell import RoundsCell, Tampered
 
@@ -64,5 +64,5 @@ async def test_what_takes_too_long_fails_the_first_requests(cell: RoundsCell, ki
         lambda each: kind == "prefill" or (isinstance(each, PassReport) and each.report.number > 0),
     )
     warming = _begin(cell, verifier)
-    with pytest.raises(Unwarmed, match=f"^no {kind} "):
+    with pytest.raises(WarmUpFailed, match=f"^no {kind} "):
         await asyncio.wait_for(warming, 10 * CoordinatorConfig().prefill_deadline_s)

@@ -18,12 +18,12 @@ from dspark.rounds.events import (
     Action,
     Admit,
     BlocksCame,
-    How,
     PassEnded,
     Prefill,
     Prefilled,
     Release,
     Released,
+    ReleaseMode,
     Report,
     RoundReport,
     RunPass,
@@ -273,7 +273,7 @@ class Walk:
                 after.run = None
                 for row, count in zip(run.rows, lengths, strict=True):
                     if row.epoch == 0 and self._setting.settles(count):
-                        self._tell(after, Release(row.sequence, row.epoch, How.SETTLE))
+                        self._tell(after, Release(row.sequence, row.epoch, ReleaseMode.SETTLE))
                 drawn = [Verdict((0,) * count) for count in lengths]
                 self._tell(after, PassEnded(run.number, drawn))
 

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dspark.rounds.plan import NO_CAP, PlanKind, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, BlockTerms, PlanKind, prefixes
 from dspark.types import Rule
 from tests.unit.decoding.enumeration import (
     KINDS,
@@ -81,12 +81,12 @@ def planned(policy: str, world: World, rng: Rng, lengths: Counter[int]) -> tuple
     match policy:
         case "fixed":
             slots = min(int(rng.integers(1, 4)), world.block)
-            terms = Terms(PlanKind.FIXED, slots, 0.0, weight, NO_CAP)
+            terms = BlockTerms(PlanKind.FIXED, slots, 0.0, weight, NO_CAP)
         case "threshold":
             at = float(rng.choice([0.3, 0.5, 0.9]))
-            terms = Terms(PlanKind.THRESHOLD, world.block, at, weight, cap)
+            terms = BlockTerms(PlanKind.THRESHOLD, world.block, at, weight, cap)
         case _:
-            terms = Terms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
+            terms = BlockTerms(PlanKind.PRICE, world.block, PRICES[0], weight, cap)
 
     @cache
     def verified(sure: Sure, price: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from dspark.rounds import passes
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, BlockTerms, Plan, PlanKind, prefixes
 from dspark.types import Rule
 from tests.unit.decoding.enumeration import (
     KINDS,
@@ -35,11 +35,11 @@ from tests.unit.decoding.round_walk import Confidences, Endless, Setting, Walk
 BOUND = 1e-9
 RULES = {"token": Rule.TOKEN, "block": Rule.BLOCK}
 TERMS = {
-    "off": Terms(PlanKind.OFF),
-    "fixed": Terms(PlanKind.FIXED, 2),
-    "threshold": Terms(PlanKind.THRESHOLD, 2, 0.5),
-    "price": Terms(PlanKind.PRICE, 2, 0.45),
-    "capped": Terms(PlanKind.PRICE, 2, 0.2, cap=2),
+    "off": BlockTerms(PlanKind.OFF),
+    "fixed": BlockTerms(PlanKind.FIXED, 2),
+    "threshold": BlockTerms(PlanKind.THRESHOLD, 2, 0.5),
+    "price": BlockTerms(PlanKind.PRICE, 2, 0.45),
+    "capped": BlockTerms(PlanKind.PRICE, 2, 0.2, cap=2),
 }
 
 
@@ -57,7 +57,7 @@ def worlds(kind: str, seed: int) -> list[World]:
     return made
 
 
-def plans(terms: Terms, window: int) -> Setting:
+def plans(terms: BlockTerms, window: int) -> Setting:
     """Price and cap follow the confidences of the last reported round; other terms stay."""
     first = Plan(terms, window=window)
 
@@ -66,7 +66,7 @@ def plans(terms: Terms, window: int) -> Setting:
             return first
         kind = round(100 * sum(map(sum, confidences))) % 4
         if kind == 3:
-            return Plan(Terms(PlanKind.OFF), window=window)
+            return Plan(BlockTerms(PlanKind.OFF), window=window)
         cap = NO_CAP if terms.cap == NO_CAP else 1 + kind
         return Plan(terms._replace(price=(0.2, 0.5, 0.92)[kind], cap=cap), window=window)
 
@@ -104,7 +104,7 @@ def test_what_is_reported_follows_the_target_s_law_exactly(
 def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlike(blocks: Sequence[Sequence[float]], terms: Sequence[Terms]) -> list[int]:
+    def unlike(blocks: Sequence[Sequence[float]], terms: Sequence[BlockTerms]) -> list[int]:
         return prefixes(
             blocks, [each._replace(weight=1.0 + 0.3 * row) for row, each in enumerate(terms)]
         )
@@ -116,8 +116,8 @@ def test_rows_of_unlike_worth_that_compete_for_one_cap_keep_their_joint_law(
 
 def test_a_plan_that_knows_the_block_it_comes_before_does_not_meet_it() -> None:
     """Of a coordinator that would verify nothing where the second slot is sure."""
-    first = Plan(Terms(PlanKind.PRICE, 2, 0.0))
-    never = Plan(Terms(PlanKind.PRICE, 2, 2.0))
+    first = Plan(BlockTerms(PlanKind.PRICE, 2, 0.0))
+    never = Plan(BlockTerms(PlanKind.PRICE, 2, 2.0))
 
     def meanwhile(confidences: Confidences) -> Plan:
         return never if any(len(each) > 1 and each[1] > 0.5 for each in confidences) else first
@@ -152,4 +152,4 @@ def test_the_coupled_rule_says_the_target_s_tokens_by_any_plan(terms: str, windo
 
 
 def test_no_cap_is_no_limit() -> None:
-    assert sum(prefixes([[1.0] * 8] * 64, [Terms(PlanKind.FIXED, 8)] * 64)) == 512 < NO_CAP
+    assert sum(prefixes([[1.0] * 8] * 64, [BlockTerms(PlanKind.FIXED, 8)] * 64)) == 512 < NO_CAP

@@ -12,7 +12,7 @@ import torch
 
 from dspark.decoding import at_once, judge_at_once, masking, moving, shaping
 from dspark.decoding.acceptance import DrawsWatch, PackedCase, judge
-from dspark.decoding.at_once import Decision, Given
+from dspark.decoding.at_once import Decision, PaddedCases
 from dspark.decoding.gumbel import exponentials
 from dspark.decoding.moving import sent
 from dspark.decoding.sampling import SamplingColumns
@@ -69,7 +69,7 @@ def test_a_pass_of_many_rows_is_weighed_in_pieces(
     monkeypatch.setattr(judge_at_once, "ROWS", rows)
     sizes, ratio = [], at_once.ratio
 
-    def counted(logits: torch.Tensor, at: Given, columns: SamplingColumns) -> Decision:
+    def counted(logits: torch.Tensor, at: PaddedCases, columns: SamplingColumns) -> Decision:
         sizes.append(at.rows.numel())
         return ratio(logits, at, columns)
 
@@ -170,7 +170,7 @@ def test_nothing_looks_at_a_number() -> None:
     """Of tensors that have none: whoever looked would fail."""
     logits, cases = pass_of(2, ALL_PARAMS[1:6])
     made = judge_at_once.given(cases, torch.device("cpu"), draws=True)
-    bare = Given(*(each.to("meta") for each in made))
+    bare = PaddedCases(*(each.to("meta") for each in made))
     columns = SamplingColumns.of(
         [case.params for case in cases for _ in range(made.rows.shape[1])], torch.device("meta")
     )

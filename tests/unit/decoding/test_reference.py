@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dspark.decoding.philox import Purpose
 from dspark.decoding.reference import Pick, RecordedRound, ReferenceRun, generate, replay
-from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
 from dspark.types import NO_Q, Rule, SamplingParams
 from tests.unit.decoding.named_draws import Name, record
 
@@ -55,7 +55,7 @@ def drafter(tokens: Sequence[int], pick: Pick) -> list[float]:
 
 
 def by_price(_: int, confidence: Sequence[float]) -> int:
-    return prefixes([confidence], [Terms(PlanKind.PRICE, BLOCK, 0.4)])[0]
+    return prefixes([confidence], [BlockTerms(PlanKind.PRICE, BLOCK, 0.4)])[0]
 
 
 def full_block(_: int, confidence: Sequence[float]) -> int:

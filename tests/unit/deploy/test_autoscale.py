@@ -12,8 +12,8 @@ import pytest
 from deploy.autoscale import (
     AutoscaleConfig,
     Autoscaler,
-    Memory,
-    Need,
+    PoolHistory,
+    PoolNeed,
     PoolReading,
     drafters_needed,
     step,
@@ -130,7 +130,7 @@ def test_verifiers_follow_promises(field: str, limit: float) -> None:
 
 def test_a_line_before_the_door_keeps_verifiers() -> None:
     need = verifiers_needed(PoolReading(streams=9, queued=5), 3, CONFIG)
-    assert need == Need(1, 3, need.why)
+    assert need == PoolNeed(1, 3, need.why)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,26 @@ def test_shrinking_never_asks_for_growing_again() -> None:
 
 
 def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
-    assert step(Memory(), 1, Need(50, 50, ""), (1, 4), CALM, 0.0)[1] == 1, "not at the first look"
-    memory, size = step(Memory(), 1, Need(50, 50, ""), (1, 4), CALM, 0.0)
-    assert step(memory, size, Need(50, 50, ""), (1, 4), CALM, 7.0)[1] == 4
-    assert step(Memory(), 9, Need(1, 9, ""), (1, 4), CALM, 0.0)[1] == 4, "above the bound: at once"
-    assert step(Memory(), 1, Need(1, 1, ""), (0, 0), CALM, 0.0)[1] == 0, "even the last one"
-    assert step(Memory(), 1, Need(0, 0, ""), (2, 4), CALM, 0.0)[1] == 2, "below the bound: at once"
+    assert step(PoolHistory(), 1, PoolNeed(50, 50, ""), (1, 4), CALM, 0.0)[1] == 1, (
+        "not at the first look"
+    )
+    memory, size = step(PoolHistory(), 1, PoolNeed(50, 50, ""), (1, 4), CALM, 0.0)
+    assert step(memory, size, PoolNeed(50, 50, ""), (1, 4), CALM, 7.0)[1] == 4
+    assert step(PoolHistory(), 9, PoolNeed(1, 9, ""), (1, 4), CALM, 0.0)[1] == 4, (
+        "above the bound: at once"
+    )
+    assert step(PoolHistory(), 1, PoolNeed(1, 1, ""), (0, 0), CALM, 0.0)[1] == 0, (
+        "even the last one"
+    )
+    assert step(PoolHistory(), 1, PoolNeed(0, 0, ""), (2, 4), CALM, 0.0)[1] == 2, (
+        "below the bound: at once"
+    )
 
 
 def test_a_pool_shrinks_to_what_was_needed_most_meanwhile() -> None:
-    memory, size = Memory(), 4
+    memory, size = PoolHistory(), 4
     for now, need in ((0.0, 1), (30.0, 3), (60.0, 1)):
-        memory, size = step(memory, size, Need(need, need, ""), (1, 4), CALM, now)
+        memory, size = step(memory, size, PoolNeed(need, need, ""), (1, 4), CALM, now)
     assert size == 3
 
 
@@ -186,21 +194,21 @@ def test_a_pool_shrinks_to_what_was_needed_most_meanwhile() -> None:
     [[(0, 1), (30, 3), (35, 1), (61, 1)], [(0, 3), (4, 1), (7, 3)], [(0, 3), (4, 2), (7, 3)]],
 )
 def test_a_need_begins_anew_once_it_was_interrupted(looks: list[tuple[int, int]]) -> None:
-    memory, size = Memory(), 2
+    memory, size = PoolHistory(), 2
     for now, need in looks:
-        memory, size = step(memory, size, Need(need, need, ""), (1, 4), CALM, float(now))[:2]
+        memory, size = step(memory, size, PoolNeed(need, need, ""), (1, 4), CALM, float(now))[:2]
     assert size == 2
 
 
 def test_a_pool_rests_after_a_change() -> None:
-    memory, size = step(Memory(short_since=0.0), 1, Need(2, 2, ""), (1, 4), CALM, 10.0)
+    memory, size = step(PoolHistory(short_since=0.0), 1, PoolNeed(2, 2, ""), (1, 4), CALM, 10.0)
     assert size == 2
-    memory, size = step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 11.0)
-    memory, size = step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 20.0)
+    memory, size = step(memory, 2, PoolNeed(3, 3, ""), (1, 4), CALM, 11.0)
+    memory, size = step(memory, 2, PoolNeed(3, 3, ""), (1, 4), CALM, 20.0)
     assert size == 2, "patience is over, the rest is not"
-    assert step(memory, 2, Need(3, 3, ""), (1, 4), CALM, 30.0)[1] == 3
-    idle = Memory(idle_since=0.0, rests_until=400.0)
-    sizes = [step(idle, 1, Need(0, 0, ""), (0, 4), CALM, now)[1] for now in (399.0, 400.0)]
+    assert step(memory, 2, PoolNeed(3, 3, ""), (1, 4), CALM, 30.0)[1] == 3
+    idle = PoolHistory(idle_since=0.0, rests_until=400.0)
+    sizes = [step(idle, 1, PoolNeed(0, 0, ""), (0, 4), CALM, now)[1] for now in (399.0, 400.0)]
     assert sizes == [1, 0]
 
 

@@ -23,7 +23,7 @@ from dspark.errors import CheckpointError, DsparkError
 from dspark.gguf.wheel import import_target
 from dspark.model.checkpoint import load_target
 from dspark.model.location import locate
-from dspark.targets import Packaged, cache_dir, folder_of, is_imported
+from dspark.targets import PackagedFile, cache_dir, folder_of, is_imported
 from tests.unit.gguf.files import random_model, write_gguf
 
 INSIDE = "tiny_model/tiny.gguf"
@@ -63,12 +63,12 @@ def index(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _packaged(folder: Path) -> Packaged:
+def _packaged(folder: Path) -> PackagedFile:
     (file,) = folder.glob("*.whl")
     with zipfile.ZipFile(file) as archive:
         inside = archive.read(INSIDE)
     sums = [hashlib.sha256(content).hexdigest() for content in (file.read_bytes(), inside)]
-    return Packaged("tiny-model==1.0", sums[0], INSIDE, sums[1])
+    return PackagedFile("tiny-model==1.0", sums[0], INSIDE, sums[1])
 
 
 def test_a_gguf_file_is_a_target_imported_once_whoever_wants_it(

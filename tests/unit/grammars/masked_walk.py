@@ -24,7 +24,7 @@ from torch import Tensor
 from dspark.decoding.masking import bits, first_masked
 from dspark.decoding.sampling import SamplingColumns, distribution, draft_distribution
 from dspark.decoding.slots import PackedCase, Slots
-from dspark.rounds.plan import PlanKind, Terms, prefixes
+from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
 from dspark.types import (
     NO_Q,
     Constraint,
@@ -218,7 +218,7 @@ def prefix_of(answer: Tokens, block: Tokens) -> int:
     """Slots verified: a function of what was drafted before each of them."""
     said = [PROMPT[0], *PROMPT, *answer, *block]
     sure = [float(SURE[said[len(answer) + k], said[len(answer) + k + 1]]) for k in range(BLOCK)]
-    return prefixes([sure], [Terms(PlanKind.THRESHOLD, BLOCK, 0.5)])[0]
+    return prefixes([sure], [BlockTerms(PlanKind.THRESHOLD, BLOCK, 0.5)])[0]
 
 
 def outcomes(rule: Rule, p: Tensor, block: Tokens, q: SparseQ) -> Iterator[tuple[int, int, float]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from coordinator.planning.cost import CostCorrector, CostCurve, RunningRatio
 from coordinator.planning.options import PlannedLane
-from coordinator.planning.planner import Applied, Planner
+from coordinator.planning.planner import Planner, ValidRounds
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
 from dspark.rounds.plan import prefixes
@@ -96,7 +96,7 @@ def learn(
     load = count + int(verified.sum())
     report = PassReport(Report(1, rounds), timing, CONTEXT, load, prompts)
     planner.learn(
-        Applied(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
+        ValidRounds(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
         CONTEXT,
         alone=True,
         drafted=drafted,

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
 from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
-from coordinator.planning.tries import IN_A_ROW
+from coordinator.planning.exploration import IN_A_ROW
 from tests.unit.planning.rounds_of import CONTEXT, COSTS, SLOTS, Costs, lane, learn, planner_of
 
 

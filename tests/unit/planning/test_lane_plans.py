@@ -14,13 +14,13 @@ from coordinator.planning.options import (
     RENEWED,
     WINDOW,
     LaneOptions,
-    Others,
+    OtherSequences,
     PlannedLane,
 )
-from coordinator.planning.planner import Applied, Planner, _labels
+from coordinator.planning.planner import Planner, ValidRounds, _labels
 from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import Report, RoundReport
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.rounds.policy import parse_policy
 from tests.rounds_cell import with_rows
 from tests.unit.planning.rounds_of import COSTS, SIZES, lane, learn, planner_of
@@ -56,11 +56,11 @@ def replanned(made: LanePlans) -> Plan:
     return told(made)
 
 
-def report(rounds: int = 1) -> Applied:
+def report(rounds: int = 1) -> ValidRounds:
     """A pass of two sequences, with whole blocks."""
     rows = [RoundReport(number, 0, 1, 100, (1,) * 6, 5, 7, (0.9,) * 7, "", 1) for number in (1, 2)]
     said = PassReport(Report(rounds, rows), Timing(0.02, 0.025, 0.003, 0.004), 128.0, 16)
-    return Applied(said, rows, [0, 0], [1.0, 1.0], [False, False])
+    return ValidRounds(said, rows, [0, 0], [1.0, 1.0], [False, False])
 
 
 def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> None:
@@ -68,8 +68,8 @@ def test_each_policy_has_its_terms_and_adaptive_ones_share_the_planner_s() -> No
     plan = replanned(made)
     assert plan.terms.kind is PlanKind.PRICE
     assert plan.terms_of(1) == plan.terms_of(5) == plan.terms
-    assert plan.terms_of(2) == Terms(PlanKind.FIXED, 3)
-    assert plan.terms_of(3) == Terms(PlanKind.THRESHOLD, 7, 0.4)
+    assert plan.terms_of(2) == BlockTerms(PlanKind.FIXED, 3)
+    assert plan.terms_of(3) == BlockTerms(PlanKind.THRESHOLD, 7, 0.4)
     assert plan.terms_of(4).kind is PlanKind.OFF
     made.remove(2)
     assert 2 not in told(made).sequences
@@ -101,7 +101,7 @@ def test_without_a_cost_curve_adaptive_sequences_verify_what_they_draft() -> Non
     made = LanePlans(None)
     made.drafters([DrafterCost(5, None)])
     made.add(planned(1, "adaptive", weight=2.0))
-    assert replanned(made).terms_of(1) == Terms(PlanKind.FIXED, 5, 0.0, 2.0)
+    assert replanned(made).terms_of(1) == BlockTerms(PlanKind.FIXED, 5, 0.0, 2.0)
 
 
 @pytest.mark.parametrize("curve", [None, GPU.curve()])
@@ -131,26 +131,31 @@ def test_a_drafter_out_of_reach_that_drafts_on_costs_what_it_did() -> None:
 
 
 def test_what_others_bring_along_is_in_the_plan_of_adaptive_ones() -> None:
-    def planned(others: Others) -> tuple[float, int]:
+    def planned(others: OtherSequences) -> tuple[float, int]:
         planner = planner_of(GPU, explore=0.0)
         planner.next(dataclasses.replace(lane(1, cohorts=1), others=others))
         return planner._last.rate, planner.home[0]
 
-    alone, beside = planned(Others()), planned(Others(63, 63 + 200.0, 7, 63 + 150.0, 63))
+    alone, beside = (
+        planned(OtherSequences()),
+        planned(OtherSequences(63, 63 + 200.0, 7, 63 + 150.0, 63)),
+    )
     assert beside[0] > 20 * alone[0], "tokens of all"
-    assert planned(Others(63, 63 + 4000.0, 7, 63.0, 63))[0] < beside[0], "and what they take"
+    assert planned(OtherSequences(63, 63 + 4000.0, 7, 63.0, 63))[0] < beside[0], (
+        "and what they take"
+    )
 
 
 def test_one_who_is_drafted_for_among_many_who_are_not_pays_for_its_own_draft() -> None:
     costs = dataclasses.replace(GPU, draft_s=lambda n, k: 1e-3 * n, hop_s=1e-4)
 
-    def slots(others: Others) -> int:
+    def slots(others: OtherSequences) -> int:
         planner = planner_of(costs, explore=0.0)
         planner.next(dataclasses.replace(lane(1, cohorts=1), others=others))
         return planner.home[0]
 
-    assert slots(Others(7, 7.0, 0, 7.0)) > 0
-    assert slots(Others(7, 7.0, 1, 7.0, 7)) > 0, "the others' drafts are made anyhow"
+    assert slots(OtherSequences(7, 7.0, 0, 7.0)) > 0
+    assert slots(OtherSequences(7, 7.0, 1, 7.0, 7)) > 0, "the others' drafts are made anyhow"
 
 
 def test_terms_of_those_that_nobody_drafts_for_make_no_cohorts_and_no_draft() -> None:
@@ -202,7 +207,7 @@ def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -
 
 
 def test_a_plan_that_differs_in_draft_seconds_alone_is_told_where_it_is_by_much() -> None:
-    one = Plan(Terms(PlanKind.FIXED, 3), 1, 2, 0.010)
+    one = Plan(BlockTerms(PlanKind.FIXED, 3), 1, 2, 0.010)
     assert not differs(one, dataclasses.replace(one, draft_s=0.011))
     assert differs(one, dataclasses.replace(one, draft_s=0.020))
 
@@ -228,7 +233,7 @@ def test_whoever_tries_a_drafter_drafts_whole_blocks_and_is_one_of_the_others_me
     for each in (first, *others):
         made.add(each)
     made.tries(first, True)
-    assert replanned(made).terms_of(1) == Terms(PlanKind.FIXED, 7)
+    assert replanned(made).terms_of(1) == BlockTerms(PlanKind.FIXED, 7)
     assert told(made).terms_of(2).kind is PlanKind.OFF
     made.tries(first, False)
     assert replanned(made).terms_of(1).kind is not PlanKind.FIXED
@@ -271,7 +276,7 @@ def test_a_lane_is_looked_at_anew_after_news_or_a_change(monkeypatch: pytest.Mon
         {"weight": np.array([1.0, 2.0])},
         {"context": 900.0},
         {"cohorts": (1,)},
-        {"others": Others(1, 4.0, 3, 2.0, 1)},
+        {"others": OtherSequences(1, 4.0, 3, 2.0, 1)},
         {"sequences": [1, 2, 3], "keys": ["d"] * 3, "weight": np.ones(3)},
     ]
     for change in changes:

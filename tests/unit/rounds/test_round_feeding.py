@@ -13,7 +13,7 @@ from dspark.rounds.events import (
     SendOrder,
     SendRows,
 )
-from dspark.rounds.orders import Waits
+from dspark.rounds.orders import OrderTimeouts
 from dspark.rounds.plan import Plan
 from tests.unit.rounds.verifier import (
     DRAFTER,
@@ -55,7 +55,7 @@ def test_no_row_is_sent_before_drafts_are_planned_and_then_all_in_bulk() -> None
 
 
 def test_few_rows_go_along_with_the_first_order_that_is_planned() -> None:
-    verifier = Verifier(PLAIN, waits=Waits(inline_rows=PROMPT + 1))
+    verifier = Verifier(PLAIN, waits=OrderTimeouts(inline_rows=PROMPT + 1))
     run = only(verifier.prefilled(1), RunPass)
     verifier.tell(PRICED)
     actions = verifier.ended(run)

@@ -11,17 +11,17 @@ from dspark.rounds.events import (
     Admit,
     BlocksCame,
     DrafterLost,
-    How,
+    GoneReason,
     Prefill,
     Release,
     Released,
+    ReleaseMode,
     Report,
     RunPass,
     SendOrder,
     SendRows,
-    Why,
 )
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms, prefixes
+from dspark.rounds.plan import NO_CAP, BlockTerms, Plan, PlanKind, SequencePlan, prefixes
 from tests.unit.rounds.verifier import (
     DRAFTER,
     OTHER,
@@ -60,7 +60,7 @@ def test_r2_a_newer_plan_meets_the_next_order_only() -> None:
 
 
 def test_r2_a_weight_is_frozen_too() -> None:
-    verifier = Verifier(replace(priced(0.5), terms=Terms(PlanKind.PRICE, 2, 0.5, weight=2.0)))
+    verifier = Verifier(replace(priced(0.5), terms=BlockTerms(PlanKind.PRICE, 2, 0.5, weight=2.0)))
     order = verifier.ordered(1)
     verifier.tell(priced(0.5))
     assert verifier.run(order, (0.3, 0.9)).rows[0].prefix == 2
@@ -74,7 +74,9 @@ def test_r3_what_comes_after_a_slot_never_decides_about_it(kind: PlanKind, cap: 
         values = [0.0, 0.5, 1.0, float("nan"), -1.0] if rng.random() < 0.5 else rng.random(5)
         blocks = rng.choice(values, (4, 5))
         terms = [
-            Terms(kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap)
+            BlockTerms(
+                kind, 5, float(rng.choice([0.0, 0.25, 0.5])), float(rng.choice([0.5, 1.0])), cap
+            )
         ] * 4
         lengths = rng.integers(0, 6, 4)
         before = prefixes([block[:n] for block, n in zip(blocks, lengths, strict=True)], terms)
@@ -90,21 +92,24 @@ def test_r3_what_comes_after_a_slot_never_decides_about_it(kind: PlanKind, cap: 
 
 def test_r3_a_prefix_is_the_longest_of_which_every_slot_reaches_the_price() -> None:
     terms = [
-        Terms(PlanKind.PRICE, 3, 0.5),
-        Terms(PlanKind.PRICE, 3, 0.5, weight=0.5),
-        Terms(PlanKind.PRICE, 3, 0.0),
+        BlockTerms(PlanKind.PRICE, 3, 0.5),
+        BlockTerms(PlanKind.PRICE, 3, 0.5, weight=0.5),
+        BlockTerms(PlanKind.PRICE, 3, 0.0),
     ]
     assert prefixes([(0.8, 0.625, 0.9)] * 3, terms) == [2, 0, 3]
-    threshold, nothing = Terms(PlanKind.THRESHOLD, 3, 0.5), Terms(PlanKind.PRICE, 3, float("inf"))
+    threshold, nothing = (
+        BlockTerms(PlanKind.THRESHOLD, 3, 0.5),
+        BlockTerms(PlanKind.PRICE, 3, float("inf")),
+    )
     assert prefixes([(0.4, 0.9), (0.6, 0.4, 0.9)], [threshold] * 2) == [0, 1]
-    assert prefixes([(0.9,), ()], [nothing, Terms(PlanKind.OFF)]) == [0, 0]
+    assert prefixes([(0.9,), ()], [nothing, BlockTerms(PlanKind.OFF)]) == [0, 0]
 
 
 def test_r3_a_cap_leaves_what_ranks_first_earlier_slots_before_later_ones() -> None:
-    capped = [Terms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
+    capped = [BlockTerms(PlanKind.PRICE, 3, 0.0, cap=4)] * 3
     assert prefixes([(0.9, 0.9, 0.9), (0.9, 0.5), (0.81, 1.0)], capped) == [2, 1, 1]
     assert prefixes([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0)], capped) == [2, 1, 1], "tie: the lower row"
-    two, one = ([Terms(PlanKind.FIXED, 2, cap=cap)] * 2 for cap in (2, 1))
+    two, one = ([BlockTerms(PlanKind.FIXED, 2, cap=cap)] * 2 for cap in (2, 1))
     assert prefixes([(1.0, 1.0), (1.0,)], two) == [1, 1], "and the earlier slot first"
     assert prefixes([(1.0, 0.1), (1.0, 0.9)], one) == [1, 0], "whatever follows"
 
@@ -113,7 +118,7 @@ def test_r3_pages_are_asked_for_oldest_first_and_cut_the_prefixes_of_the_others(
     verifier = Verifier(pages=3 * (PROMPT + 1) + 4)
     run = verifier.run(verifier.ordered(1, 2, 3), *[(1.0, 1.0, 1.0)] * 3)
     assert run.rows[0].prefix == 3
-    assert only(verifier.said, Released).why is Why.OUT_OF_PAGES, "taken by the oldest"
+    assert only(verifier.said, Released).why is GoneReason.OUT_OF_PAGES, "taken by the oldest"
     assert [row.sequence for row in run.rows] == [1, 2]
 
 
@@ -131,7 +136,7 @@ def test_r4_an_anchor_is_ordered_once(again: bool) -> None:
     assert (verifier.state(2), verifier.state(3)) == ("IDLE", "SETTLING"), "no page is left"
     actions = verifier.ended(third)
     assert rounds(actions)[0].sequence == 3, "what was drawn for it is reported"
-    assert only(actions, Released).why is Why.OUT_OF_PAGES
+    assert only(actions, Released).why is GoneReason.OUT_OF_PAGES
     assert len(of(verifier.said, SendOrder)) == 1
     run = of(verifier.said, RunPass)[-1]
     assert (run.rows[0].sequence, run.rows[0].prefix) == (2, 0)
@@ -160,7 +165,7 @@ def test_r5_a_deadline_is_never_shorter_than_its_floor() -> None:
 def test_r6_what_is_drawn_for_whoever_settles_is_reported_before_it_is_released() -> None:
     verifier = Verifier(pages=2 * (PROMPT + 1))
     run = only(verifier.prefilled(1, 2, drafter=0), RunPass)
-    assert not of(verifier.tell(Release(1, 0, How.SETTLE)), Released)
+    assert not of(verifier.tell(Release(1, 0, ReleaseMode.SETTLE)), Released)
     actions = verifier.ended(run)  # the other one finds no page afterwards
     kinds = [type(each) for each in actions if isinstance(each, Report | Released)]
     assert kinds == [Report, Released]
@@ -216,11 +221,15 @@ def test_r8_a_narrower_window_holds_at_the_next_round() -> None:
 def test_r9_an_epoch_that_was_seen_is_not_admitted_again() -> None:
     verifier = Verifier()
     verifier.prefilled(1, drafter=0, epoch=3)
-    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is Why.STALE_EPOCH, "is here"
+    assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Released).why is GoneReason.STALE_EPOCH, (
+        "is here"
+    )
     assert not verifier.tell(Admit(1, 3, PROMPT, 20)), "who is told of twice is not said to be gone"
-    verifier.tell(Release(1, 3, How.DROP))
+    verifier.tell(Release(1, 3, ReleaseMode.DROP))
     for epoch in (2, 3):
-        assert only(verifier.tell(Admit(1, epoch, PROMPT, 20)), Released).why is Why.STALE_EPOCH
+        assert (
+            only(verifier.tell(Admit(1, epoch, PROMPT, 20)), Released).why is GoneReason.STALE_EPOCH
+        )
     assert only(verifier.tell(Admit(1, 4, PROMPT, 20)), Prefill).epoch == 4
 
 

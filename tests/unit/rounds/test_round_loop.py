@@ -10,8 +10,8 @@ from dspark.rounds.events import (
     CloseAtDrafter,
     DrafterEvent,
     DrafterReady,
-    How,
-    Keep,
+    GoneReason,
+    KeepSequences,
     OpenAtDrafter,
     PassEnded,
     Prefill,
@@ -19,16 +19,16 @@ from dspark.rounds.events import (
     PrefillRefused,
     Release,
     Released,
+    ReleaseMode,
     RunPass,
     SendOrder,
     SendRows,
     Told,
-    Why,
 )
 from dspark.rounds.orders import MAX_OPEN_ORDERS
-from dspark.rounds.plan import Plan, PlanKind, Terms
+from dspark.rounds.plan import BlockTerms, Plan, PlanKind
 from dspark.rounds.state import Event, SequenceState, State, UnlistedEvent
-from dspark.types import InForm, Verdict
+from dspark.types import FormEffect, Verdict
 from tests.unit.rounds.verifier import DRAFTER, OTHER, PROMPT, Verifier, of, only, priced, rounds
 
 
@@ -63,7 +63,7 @@ def test_an_admitted_sequence_is_prefilled_and_sends_its_drafter_its_rows_in_bul
 def test_a_prompt_without_pages_is_gone(verifier: Verifier) -> None:
     verifier.tell(Admit(1, 0, PROMPT, 20, drafter=DRAFTER))
     actions = verifier.tell(PrefillRefused(1, 0))
-    assert only(actions, Released) == Released(1, 0, 0, Why.NO_PAGES)
+    assert only(actions, Released) == Released(1, 0, 0, GoneReason.NO_PAGES)
     assert only(actions, CloseAtDrafter).drafter == DRAFTER
     assert verifier.state(1) == "GONE"
     assert verifier.freed == [(1, 0)]
@@ -74,7 +74,7 @@ def test_a_prompt_that_settles_is_called_back_and_its_anchor_reported_if_it_was_
     drawn: bool, verifier: Verifier
 ) -> None:
     verifier.tell(Admit(1, 0, PROMPT, 20))
-    assert only(verifier.tell(Release(1, 0, How.SETTLE)), CallBackPrefill).sequence == 1
+    assert only(verifier.tell(Release(1, 0, ReleaseMode.SETTLE)), CallBackPrefill).sequence == 1
     assert verifier.state(1) == "SETTLING"
     actions = verifier.tell(Prefilled(1, 0, 7) if drawn else PrefillRefused(1, 0))
     assert len(rounds(actions)) == drawn
@@ -98,13 +98,13 @@ def test_an_order_carries_the_rows_since_the_last_one_the_anchor_and_the_slots(
 @pytest.mark.parametrize(
     ("tokens", "form", "forced"),
     [
-        ((3, 99, 5), InForm((True, True, True), True), (True, True)),
-        ((3, 4, 5), InForm((False, True), True), (False, True, False)),
-        ((3, 4, 5), InForm((False, False, False), True), ()),
+        ((3, 99, 5), FormEffect((True, True, True), True), (True, True)),
+        ((3, 4, 5), FormEffect((False, True), True), (False, True, False)),
+        ((3, 4, 5), FormEffect((False, False, False), True), ()),
     ],
 )
 def test_what_forms_did_is_reported_of_the_tokens_that_are_said(
-    tokens: tuple[int, ...], form: InForm, forced: tuple[bool, ...], verifier: Verifier
+    tokens: tuple[int, ...], form: FormEffect, forced: tuple[bool, ...], verifier: Verifier
 ) -> None:
     run = verifier.drafted(0.9, 0.9, 0.9)
     (said,) = rounds(verifier.tell(PassEnded(run.number, [Verdict(tokens, form=form)])))
@@ -123,8 +123,8 @@ def test_a_block_that_a_pass_found_unsound_is_told_of_as_an_empty_one(verifier: 
 @pytest.mark.parametrize(
     ("room", "drafter", "plan", "why"),
     [
-        (20, DRAFTER, Plan(Terms(PlanKind.OFF, 3), window=2), "off"),
-        (20, DRAFTER, Plan(Terms(PlanKind.PRICE, 0), window=2), "off"),
+        (20, DRAFTER, Plan(BlockTerms(PlanKind.OFF, 3), window=2), "off"),
+        (20, DRAFTER, Plan(BlockTerms(PlanKind.PRICE, 0), window=2), "off"),
         (20, 0, priced(), "no drafter"),
         (2, DRAFTER, priced(), "last token"),
     ],
@@ -153,7 +153,7 @@ def test_a_block_is_clamped_to_the_slots_of_its_order() -> None:
     [
         (BlocksCame(77, [(0.9,)], [PROMPT]), "late block"),
         (Acknowledged(9, 0, 0), "acknowledgement of a gone sequence"),
-        (Release(9, 0, How.SETTLE), "release of a gone sequence"),
+        (Release(9, 0, ReleaseMode.SETTLE), "release of a gone sequence"),
         (Prefilled(9, 0, 1), "prefill of a gone sequence"),
         (DrafterReady(1, 9, 0, 3), "rows of a gone sequence"),
     ],
@@ -262,17 +262,17 @@ def test_a_stop_token_or_the_length_holds_it(token: int, room: int, kept: int) -
 def test_whoever_could_not_be_judged_leaves_and_the_others_go_on() -> None:
     verifier = Verifier(priced(slots=0))
     run = only(verifier.prefilled(1, 2, 3), RunPass)
-    verifier.tell(Release(3, 0, How.SETTLE))
+    verifier.tell(Release(3, 0, ReleaseMode.SETTLE))
     actions = verifier.tell(PassEnded(run.number, [Verdict((4, 5)), None, None]))
     assert [each.sequence for each in rounds(actions)] == [1]
     gone = {each.sequence: each for each in of(actions, Released)}
-    assert (gone[2].why, gone[2].rounds) == (Why.FAILED, 1)
+    assert (gone[2].why, gone[2].rounds) == (GoneReason.FAILED, 1)
     assert gone[3].why is None, "it was to leave anyhow"
     assert {2, 3} <= {sequence for sequence, _ in verifier.freed}
     run = only(verifier.acknowledge(actions) or actions, RunPass)
     assert [row.sequence for row in run.rows] == [1]
     actions = verifier.tell(PassEnded(run.number, [None]))
-    assert actions == [Released(1, 0, 2, Why.FAILED)], "and no report"
+    assert actions == [Released(1, 0, 2, GoneReason.FAILED)], "and no report"
 
 
 def test_a_prefix_is_cut_to_the_pages_there_are() -> None:
@@ -296,13 +296,13 @@ def test_between_passes_settling_is_leaving(state: str) -> None:
         else:  # nobody rests there: who is told to settle together with the verdict is
             told.append(PassEnded(run.number, [Verdict((3,))]))
     assert verifier.state(1) == ("RUNNING" if told else state)
-    assert only(verifier.tell(*told, Release(1, 0, How.SETTLE)), Released).why is None
+    assert only(verifier.tell(*told, Release(1, 0, ReleaseMode.SETTLE)), Released).why is None
     assert verifier.state(1) == "GONE"
 
 
 def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over(verifier: Verifier) -> None:
     run = only(verifier.prefilled(1, drafter=0), RunPass)
-    verifier.tell(Release(1, 0, How.DROP))
+    verifier.tell(Release(1, 0, ReleaseMode.DROP))
     assert verifier.state(1) == "GONE"
     assert verifier.freed == []
     assert not rounds(verifier.ended(run))
@@ -312,14 +312,14 @@ def test_dropped_it_is_gone_at_once_and_its_pages_when_its_pass_is_over(verifier
 
 def test_a_block_that_comes_for_who_left_is_counted(verifier: Verifier) -> None:
     order = verifier.ordered(1)
-    verifier.tell(Release(1, 0, How.DROP))
+    verifier.tell(Release(1, 0, ReleaseMode.DROP))
     assert not verifier.blocks(order, (0.9,))
     assert verifier.loop.counts["block of a sequence that left"] == 1
 
 
 def test_whatever_is_not_wanted_any_more_is_dropped(verifier: Verifier) -> None:
     verifier.prefilled(1, 2)
-    actions = verifier.tell(Keep(frozenset({(1, 0), (2, 7), (9, 0)})))
+    actions = verifier.tell(KeepSequences(frozenset({(1, 0), (2, 7), (9, 0)})))
     assert verifier.state(1) != "GONE"
     assert verifier.state(2) == "GONE", "another epoch of it is wanted"
     assert verifier.freed == [(2, 0)]

@@ -21,8 +21,8 @@ from dspark.rounds.events import (
     Told,
 )
 from dspark.rounds.loop import RoundLoop
-from dspark.rounds.orders import Waits
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.orders import OrderTimeouts
+from dspark.rounds.plan import NO_CAP, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.types import Verdict
 
 A = TypeVar("A")
@@ -33,7 +33,7 @@ PROMPT = 100  # more than travel with an order
 def priced(
     price: float = 0.0, *, slots: int = 3, window: int = 2, cap: int = NO_CAP, cohorts: int = 1
 ) -> Plan:
-    return Plan(Terms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
+    return Plan(BlockTerms(PlanKind.PRICE, slots, price, cap=cap), cohorts, window)
 
 
 def by(drafter: int, plan: Plan | None = None) -> Plan:
@@ -45,7 +45,7 @@ class Verifier:
     """A loop and its time. Rows that are sent in bulk arrive at once unless `hold_rows` is set."""
 
     def __init__(
-        self, plan: Plan | None = None, pages: int = 0, waits: Waits | None = None
+        self, plan: Plan | None = None, pages: int = 0, waits: OrderTimeouts | None = None
     ) -> None:
         """pages: of one token each; 0: no limit."""
         self.freed: list[tuple[int, int]] = []

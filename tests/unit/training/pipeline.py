@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.training.record import Log
+from dspark.training.record import StepLog
 from dspark.training.samples import Sample, write_samples
 from dspark.training.settings import Settings
 from dspark.training.trainer import LOG
@@ -17,7 +17,7 @@ COLUMNS = ("step", "loss", "tau", "held_out_loss", "held_out_tau")
 
 def check_curves(one: Settings, other: Settings) -> None:
     """Two runs wrote the same numbers."""
-    curve, again = (Log(Path(settings.out) / LOG).read() for settings in (one, other))
+    curve, again = (StepLog(Path(settings.out) / LOG).read() for settings in (one, other))
     for name in COLUMNS:
         assert again[name] == pytest.approx(curve[name], rel=2e-4, nan_ok=True)
 

@@ -11,7 +11,7 @@ from dspark.model.calibration import SlotFit
 from dspark.training import metrics
 from dspark.training.asked import TargetText
 from dspark.training.judged import Text, whole_blocks
-from dspark.training.rounds import Played
+from dspark.training.rounds import EvaluatedRound
 from dspark.types import SamplingParams
 
 DRAWN = SamplingParams()
@@ -19,7 +19,13 @@ DRAWN = SamplingParams()
 
 def test_tau_counts_the_targets_own_token_and_pools_over_rounds() -> None:
     made = metrics.figures(
-        [Played(0, 3, 2, 3), Played(3, 3, 0, 1), Played(4, 3, 3, 4), Played(8, 1, 1, 1)], 3
+        [
+            EvaluatedRound(0, 3, 2, 3),
+            EvaluatedRound(3, 3, 0, 1),
+            EvaluatedRound(4, 3, 3, 4),
+            EvaluatedRound(8, 1, 1, 1),
+        ],
+        3,
     )
     assert made["tau"] == pytest.approx(9 / 4)
     assert made["verify_rate"] == pytest.approx(9 / (10 + 4))
@@ -109,7 +115,7 @@ def test_rounds_that_ended_their_text_are_no_samples() -> None:
 
 
 def test_intervals_hold_the_mean_and_widen_with_fewer_texts() -> None:
-    rounds = [[Played(0, 7, n % 5, n % 5 + 1)] * 4 for n in range(40)]
+    rounds = [[EvaluatedRound(0, 7, n % 5, n % 5 + 1)] * 4 for n in range(40)]
     low, high = metrics.interval(rounds)
     few_low, few_high = metrics.interval(rounds[:5])
     assert low < 3.0 < high

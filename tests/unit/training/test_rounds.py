@@ -88,7 +88,7 @@ def test_rounds_skip_the_prefill_token_and_stop_at_the_end_of_the_text() -> None
     ends[2] = True
     assert [(made.at, made.emitted) for made in rounds.play([7], [7], ends, 6)] == [(0, 2)]
     # the target's own token ends it: the round was played whole
-    assert rounds.play([1], [2], ends, 6) == [rounds.Played(0, 2, 1, 2)]
+    assert rounds.play([1], [2], ends, 6) == [rounds.EvaluatedRound(0, 2, 1, 2)]
 
 
 def test_replayed_greedy_rounds_keep_what_played_ones_keep(model: Qwen3ForCausalLM) -> None:

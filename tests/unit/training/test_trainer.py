@@ -26,7 +26,7 @@ from dspark.training.batches import pieces
 from dspark.training.checkpoint import read_header
 from dspark.training.disk import check_same_run, only_writer
 from dspark.training.features import Features, make_cache, plan_for
-from dspark.training.record import Log
+from dspark.training.record import StepLog
 from dspark.training.run import WorkerGroup, open_run
 from dspark.training.samples import Sample
 from dspark.training.settings import FAMILIES, Settings, settled
@@ -56,7 +56,7 @@ class Stopped(Exception):
 
 
 def _curve(settings: Settings) -> dict[str, list[float]]:
-    log = Log(Path(settings.out) / LOG).read()
+    log = StepLog(Path(settings.out) / LOG).read()
     return {name: log[name] for name in COLUMNS}
 
 
@@ -80,7 +80,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_pa
 
     with pytest.raises(Stopped):
         _train_telling(parts, stop)
-    assert Log(Path(parts.out) / LOG).read()["step"] == [1, 2, 3]
+    assert StepLog(Path(parts.out) / LOG).read()["step"] == [1, 2, 3]
     train_drafter(parts)
     assert repr(_curve(whole)) == repr(_curve(parts))
     ends = [

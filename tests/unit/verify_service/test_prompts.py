@@ -8,8 +8,8 @@ from dspark.rounds.control import Admission
 from dspark.rounds.events import Admit
 from dspark.types import Constraint, ConstraintKind, SamplingParams
 from verify_service.prompts import Prompts
+from verify_service.running_step import FAILED
 from verify_service.sequences import CachedSequence
-from verify_service.under_way import FAILED
 
 
 def test_a_pass_that_fails_before_the_form_is_compiled_is_why_its_prompt_is_refused() -> None:

@@ -15,11 +15,11 @@ from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.row_feeds import BULK_ROWS, PATIENCE_S, RowFeeds
-from verify_service.row_stream import Sink
+from verify_service.row_stream import DrafterAddress
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = synthetic_document([0.9], feature_width=1024, vocabulary=500, context_length=1 << 14)
-SINK, DRAFTER, ROWS = Sink("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
+SINK, DRAFTER, ROWS = DrafterAddress("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
 
 
 class Stream:

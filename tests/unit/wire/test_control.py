@@ -12,29 +12,29 @@ from dspark.rounds.control import (
     Admission,
     Down,
     DrafterAt,
+    DrafterUse,
     Draining,
     PassReport,
-    Started,
+    PrefillStats,
     Timing,
     Up,
-    Use,
 )
 from dspark.rounds.events import (
     Acknowledged,
     Admit,
     DrafterEvent,
-    How,
-    Keep,
+    GoneReason,
+    KeepSequences,
     OrderRow,
     PrefillRefused,
     Release,
     Released,
+    ReleaseMode,
     Report,
     RoundReport,
-    Why,
 )
-from dspark.rounds.orders import Waits
-from dspark.rounds.plan import NO_CAP, Plan, PlanKind, SequencePlan, Terms
+from dspark.rounds.orders import OrderTimeouts
+from dspark.rounds.plan import NO_CAP, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.types import (
     Draws,
     Refusal,
@@ -53,7 +53,7 @@ LAW = SamplingParams(temperature=0.5, seed=9, rule=Rule.COUPLED, prompt_len=3)
 ADMISSION = Admission(
     Admit(7, 2, 3, 20, frozenset({5, 1}), 4), [10, 11, 12], LAW, 23, True, "acme", 2, True
 )
-TERMS = Terms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
+TERMS = BlockTerms(PlanKind.PRICE, 5, 0.25, 1.5, 100)
 PLAN = Plan(
     TERMS,
     2,
@@ -62,14 +62,14 @@ PLAN = Plan(
     {7: SequencePlan(TERMS._replace(slots=2), 0), 8: SequencePlan(), 9: SequencePlan(TERMS, 3)},
 )
 DOWN: list[Down] = [
-    DrafterAt(4, "10.0.0.1:50", 99, Use.NO_NEW),
+    DrafterAt(4, "10.0.0.1:50", 99, DrafterUse.NO_NEW),
     ADMISSION,
     PLAN,
     Acknowledged(7, 2, 5),
     Acknowledged(8, 0, 1),
-    Release(7, 2, How.SETTLE),
-    Release(8, 0, How.DROP),
-    Keep(frozenset({(7, 2), (9, 0)})),
+    Release(7, 2, ReleaseMode.SETTLE),
+    Release(8, 0, ReleaseMode.DROP),
+    KeepSequences(frozenset({(7, 2), (9, 0)})),
     Acknowledged(9, 1, 1),
 ]
 
@@ -87,7 +87,7 @@ def test_what_a_coordinator_tells_comes_back_in_its_sequence() -> None:
 
 
 def test_a_plan_without_a_cap_has_none_on_the_other_side() -> None:
-    (plan,) = read_down(_down(Plan(Terms(PlanKind.FIXED, 3))))
+    (plan,) = read_down(_down(Plan(BlockTerms(PlanKind.FIXED, 3))))
     assert plan.terms.cap == NO_CAP
 
 
@@ -172,7 +172,7 @@ SCORED = ScoredPrompt(
     np.array([[1], [2]], np.uint32),
     np.array([[-0.5], [-1.0]], np.float32),
 )
-BEGAN = PassReport(Report(0, [RoundReport(7, 2, 0, 3, (4,))]), started=Started(16, SCORED))
+BEGAN = PassReport(Report(0, [RoundReport(7, 2, 0, 3, (4,))]), started=PrefillStats(16, SCORED))
 
 
 def _up(*news: Up) -> verify_pb2.ControlUp:
@@ -181,9 +181,9 @@ def _up(*news: Up) -> verify_pb2.ControlUp:
 
 def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
     others: list[Up] = [
-        Released(7, 2, 5, Why.OUT_OF_PAGES),
+        Released(7, 2, 5, GoneReason.OUT_OF_PAGES),
         Released(8, 0, 0),
-        Released(9, 2, 0, Why.NO_PAGES, Refusal(RefusalReason.NO_PAGES, "none is left")),
+        Released(9, 2, 0, GoneReason.NO_PAGES, Refusal(RefusalReason.NO_PAGES, "none is left")),
         DrafterEvent(4, "late"),
         Draining(1.5),
     ]
@@ -197,7 +197,7 @@ def test_what_a_verifier_tells_comes_back_in_its_sequence() -> None:
 
 
 def test_every_reason_to_be_gone_travels() -> None:
-    for why in (None, *Why):
+    for why in (None, *GoneReason):
         assert read_up(_up(Released(1, 2, 3, why))) == [Released(1, 2, 3, why)]
 
 
@@ -264,7 +264,7 @@ def test_an_answer_may_not_grow_beyond_what_its_admission_announces() -> None:
 
 
 def test_an_order_of_many_short_sequences_is_taken() -> None:
-    count, each = 2048, Waits().inline_rows
+    count, each = 2048, OrderTimeouts().inline_rows
     asked = [OrderRow(row + 1, 0, 1, each + 1, 9, 5, 0) for row in range(count)]
     rows = orders.PackedRows("bfloat16", count * each, 1, bytes(2 * count * each))
     first, *_ = orders.write_order(4, asked, [each] * count, [5] * (count * each), rows)

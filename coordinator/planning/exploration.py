@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from coordinator.planning.options import WINDOW, Option
+from coordinator.planning.options import WINDOW, PlanOption
 
 EXPLORE = 0.004  # share of expected tokens that trying may cost
 PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rarely
@@ -35,12 +35,12 @@ def few_of(keys: Sequence[Hashable]) -> list[int]:
     return few + more[: max(-(-len(keys) // TRYING) - len(few), 0)]
 
 
-class Tries:
+class Exploration:
     """The tries of one planner. explore: share of expected tokens that they may cost."""
 
     def __init__(self, explore: float) -> None:
         self._explore = explore
-        self.tried: Option | None = None  # by the last plan
+        self.tried: PlanOption | None = None  # by the last plan
         self._times = 0  # plans in a row
         self._met = False  # whether a pass of its kind was seen since
 
@@ -49,7 +49,7 @@ class Tries:
         if self.tried is not None:
             self._met = self._met or drafted is (self.tried.slots > 0)
 
-    def going_on(self, options: Sequence[Option]) -> Option | None:
+    def going_on(self, options: Sequence[PlanOption]) -> PlanOption | None:
         """The option that is being tried, if the next plan goes on with it."""
         tried, times = self.tried, self._times
         if tried is not None and times < (IN_A_ROW if self._met else WAITED):
@@ -62,11 +62,11 @@ class Tries:
     def begun(
         self,
         drawn: float,
-        best: Option,
-        others: tuple[Option, Option],
+        best: PlanOption,
+        others: tuple[PlanOption, PlanOption],
         rated: Sequence[tuple[float, float]],
         blocks: int,
-    ) -> Option | None:
+    ) -> PlanOption | None:
         """The alternative to `best` that a plan of this draw begins to try; None for none.
 
         others: drafts of whole blocks, and plain rounds or, out of these, the likeliest drafts;
@@ -81,7 +81,7 @@ class Tries:
         self._times, self._met = 1, False
         return self.tried
 
-    def _share(self, best: Option, rated: tuple[float, float]) -> float:
+    def _share(self, best: PlanOption, rated: tuple[float, float]) -> float:
         """Share of plans that try an option of this rate and these seconds."""
         rate, seconds = rated
         lost = (1.0 - rate / best.rate) * seconds / best.seconds

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     prepared: PreparedBatch[Any]
 
 
-class UnderWay:
+class RunningStep:
     """An unfinished step. outcomes: of each item; those of items in a batch come with its end."""
 
     def __init__(

@@ -6,10 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
+from coordinator.planning.exploration import IN_A_ROW, WAITED
 from coordinator.planning.options import SENT
 from coordinator.planning.planner import Planner
-from coordinator.planning.tries import IN_A_ROW, WAITED
-from dspark.rounds.plan import PLAIN, Plan, Terms
+from dspark.rounds.plan import PLAIN, BlockTerms, Plan
 from tests.unit.planning.rounds_of import (
     COSTS,
     HARD,
@@ -22,7 +22,7 @@ from tests.unit.planning.rounds_of import (
 )
 
 
-def of_drafts(plan: Plan) -> Terms:
+def of_drafts(plan: Plan) -> BlockTerms:
     """The terms of those that draft; of no slots without one."""
     return next((each.terms for each in plan.sequences.values() if each.terms), plan.terms)
 
@@ -98,7 +98,7 @@ def test_a_try_that_drafts_for_few_is_charged_for_sending_their_contexts() -> No
     whole, options = lane(8, cohorts=1), planner._options
     option = max(options.of(whole)[1], key=lambda each: each.rate)
     rate, seconds = options.for_few(whole, 2, option)
-    alone, _ = options.walked(whole.part(2), option)
+    alone, _ = options.prefix_of(whole.part(2), option)
     assert seconds == pytest.approx((1.0 + SENT) * alone.seconds[alone.chosen])
     assert rate * seconds == pytest.approx(alone.rates[alone.chosen] * alone.seconds[alone.chosen])
 

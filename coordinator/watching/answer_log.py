@@ -22,7 +22,7 @@ log = structlog.get_logger("dspark.admission")
 KEPT = 256  # answers
 
 
-class Endings:
+class AnswerLog:
     """Counts and logs every answer that ends, and keeps the last ones."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -71,7 +71,7 @@ def new_id(kind: str, given: str | None) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-class Asking:
+class RunningPrompts:
     """The running prompts of one HTTP request, with the response's id and headers. Its owner always
     calls `leave`, which frees what has not ended."""
 
@@ -92,12 +92,12 @@ class Asking:
         names: Mapping[str, str],
         usual: int | None = None,
         record: bool = False,
-    ) -> Asking:
+    ) -> RunningPrompts:
         """Submits all prompts, or none. kind: first word of the id. names: the body's names for
         fields of the gRPC interface. usual: default `max_tokens`, None for the deployment's.
         record: answers keep (verified, accepted) of each round as `steps`."""
         check_count("prompt", len(prompts), MAX_PROMPTS, "prompts")
-        asking = Asking(kind, request.headers.get(ID_HEADER), names)
+        asking = RunningPrompts(kind, request.headers.get(ID_HEADER), names)
         request.scope[NAMED] = asking.headers
         try:
             with naming(asking._name):
