@@ -194,7 +194,7 @@ class LaneOptions:
             return option.rate, option.seconds
         of = (few, count, option)
         if of not in self._parts:
-            found = self._best_prefix(lane.part(few), self._ranked(lane), option.slots, option.cohorts)
+            found = self._best(lane.part(few), self._ranked(lane), option.slots, option.cohorts)
             at = found.chosen
             sent = 1.0 + SENT
             self._parts[of] = float(found.rates[at]) / sent, float(found.seconds[at]) * sent
@@ -203,7 +203,7 @@ class LaneOptions:
     def prefix_of(self, lane: PlannedLane, option: PlanOption) -> tuple[BestPrefix, float]:
         """Algorithm 1 by an option, and the slots that one of its slots stands for."""
         ranked = self._ranked(lane)
-        found = self._best_prefix(lane, ranked, option.slots, option.cohorts)
+        found = self._best(lane, ranked, option.slots, option.cohorts)
         return found, len(lane.sequences) / ranked.blocks
 
     def _computed(self, lane: PlannedLane) -> tuple[PlanOption, list[PlanOption]]:
@@ -213,12 +213,12 @@ class LaneOptions:
         ranked, drafted = self._ranked(lane), list[PlanOption]()
         for slots in range(1, self._block + 1):
             for cohorts in [each for each in lane.cohorts if each <= lane.together] or [1]:
-                found = self._best_prefix(lane, ranked, slots, cohorts)
+                found = self._best(lane, ranked, slots, cohorts)
                 rate, seconds = float(found.rates[found.chosen]), float(found.seconds[found.chosen])
                 drafted.append(PlanOption(rate, seconds, slots, cohorts, found.price))
         return plain, drafted
 
-    def _best_prefix(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> BestPrefix:
+    def _best(self, lane: PlannedLane, ranked: _Ranked, slots: int, cohorts: int) -> BestPrefix:
         """Algorithm 1 over blocks of `slots` slots, in `cohorts` cohorts."""
         tokens, worth = lane.without_drafts
         scale = len(lane.sequences) / ranked.blocks

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coordinator.planning.options import walk
+from coordinator.planning.options import best_prefix
 from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
 from dspark.rounds.survival import survival
 from tests.algorithm_1 import lengths_of
@@ -28,7 +28,7 @@ def price_of(confidence: np.ndarray, sps: Sps) -> float:
         -survival(confidence, np.full(len(confidence), confidence.shape[1])), axis=None
     )
     seconds = np.array([1.0 / sps(len(confidence) + more) for more in range(len(ranks) + 1)])
-    return walk(ranks, ranks, float(len(confidence)), seconds).price
+    return best_prefix(ranks, ranks, float(len(confidence)), seconds).price
 
 
 def verified(confidence: np.ndarray, price: float) -> Lengths:
