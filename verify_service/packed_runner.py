@@ -177,6 +177,7 @@ class PackedRunner:
         self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
     ) -> list[_Complete]:
         self._rounds += 1
+        self._watch.clear()
         due = len(rows) < MANY or self._rounds % EVERY == 0
         cases, first = list[PackedCase](), 0
         for item, state, tokens, inputs in rows:

@@ -102,6 +102,8 @@ def judge_each(
         return list(judge(logits, cases, near_ties, watch))
     except Exception:  # NaN logits, or a bug: one by one, to find its case
         decided: list[Decided] = []
+    if watch is not None:
+        watch.clear()
     for case in cases:  # here, as an exception that is handled holds the tensors of its frames
         try:
             decided.extend(judge(logits, [case]))

@@ -55,6 +55,10 @@ class DrawsWatch:
         self._noise = np.random.Generator(np.random.Philox(secret))
         self._seen: list[_RuleCall] = []
 
+    def clear(self) -> None:
+        """Forgets what was recorded, of a pass that failed after its rule: it may run again."""
+        self._seen = []
+
     def note(
         self,
         cases: Sequence[PackedCase],
@@ -142,5 +146,5 @@ class DrawsWatch:
                         luck=float(seen.luck[blocks].sum()),
                         luck_variance=float(seen.luck_variance[blocks].sum()),
                     )
-        self._seen = []
+        self.clear()
         return list(made.values())

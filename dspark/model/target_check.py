@@ -7,6 +7,7 @@ times their size.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -20,7 +21,7 @@ from dspark.model.config_keys import CONFIG_NAME, MOST_LAYERS, Keys, read_json, 
 from dspark.model.formats.source import without_computed
 from dspark.model.weights_file import FLOATS, TensorEntry, misshapen, read_tensors
 
-_IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_IMPLEMENTATION = re.compile("_implementation(_internal)?$")  # keys whose values name code
 INTEGERS = ("I", "U", "BOOL", "C")  # prefixes of such dtypes, and of complex ones
 _GENERATION = "generation_config.json"
 _ADAPTER = "adapter_config.json"  # names another checkpoint, which would be loaded instead
@@ -39,7 +40,7 @@ def check_target_config(folder: Path, entries: Mapping[str, TensorEntry]) -> Non
         read_json(folder / _GENERATION)
     nested = raw.get("text_config")
     try:
-        _check_finite("", raw)
+        _check_values("", raw)
         for part in (raw, nested) if isinstance(nested, dict) else (raw,):
             _check(part, entries)
     except CheckpointError as error:
@@ -126,9 +127,11 @@ def _outline(folder: Path) -> Any:
         return None
 
 
-def _check_finite(key: str, value: object) -> None:
+def _check_values(key: str, value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"{key}: {value} is not a finite number")
+    if _IMPLEMENTATION.search(key) and "/" in json.dumps(value):
+        raise CheckpointError(f"{key}: {show(value)} names code from elsewhere")
     inside = (
         value.items()
         if isinstance(value, dict)
@@ -137,13 +140,10 @@ def _check_finite(key: str, value: object) -> None:
         else ()
     )
     for name, part in inside:
-        _check_finite(f"{key}.{name}" if key else str(name), part)
+        _check_values(f"{key}.{name}" if key else str(name), part)
 
 
 def _check(raw: dict[str, Any], entries: Mapping[str, TensorEntry]) -> None:
-    for key in _IMPLEMENTATIONS:
-        if "/" in show(raw.get(key)):
-            raise CheckpointError(f"{key}: {show(raw[key])} names code from elsewhere")
     keys = Keys(raw)
     if raw.get("num_hidden_layers") is not None:
         layers = keys.count("num_hidden_layers", most=MOST_LAYERS)

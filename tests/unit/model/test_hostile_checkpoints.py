@@ -90,6 +90,14 @@ def test_settings_that_are_no_settings(
         ({"num_attention_heads": 1 << 40}, "num_attention_heads"),
         ({"attn_implementation": "somebody/kernels"}, "attn_implementation: .* names code"),
         ({"_attn_implementation": "somebody/kernels@main"}, "_attn_implementation: .* names code"),
+        (
+            {"attn_implementation": {"a" * 130: "sdpa", "": "somebody/kernels"}},
+            "attn_implementation: .* names code",
+        ),
+        (
+            {"vision_config": {"experts_implementation": "somebody/kernels"}},
+            r"vision_config\.experts_implementation: .* names code",
+        ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan"),
         ({"rope_parameters": {"rope_theta": float("inf")}}, r"rope_parameters\.rope_theta: inf"),
         ({"rope_parameters": 7}, "target"),

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from dspark.native.compiled import kernels
-from dspark.types import Cursor, Refusal, RefusalReason, Verdict
+from dspark.types import Cursor, Refusal, RefusalReason, Rule, SamplingParams, Verdict
 from tests.engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, run_all, take_in, why
+from verify_service import packed_runner, sampler
 from verify_service.engine import VerifyEngine
 from verify_service.sequences import VerifyItem
 
@@ -228,6 +229,32 @@ def test_a_device_that_fails_at_everything_fails_the_round(load: Load) -> None:
     Fragile(engine).most = 0
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.judge_cohort(items)
+
+
+@pytest.mark.parametrize(("where", "counted"), [("_with_logprobs", 2), ("judge", 0)])
+def test_draws_of_a_pass_that_fails_behind_its_rule_are_told_once(
+    load: Load, monkeypatch: pytest.MonkeyPatch, where: str, counted: int
+) -> None:
+    """Its halves run again; if the rule itself failed, cases are judged one by one, unwatched."""
+    engine, sampled = load(prefix_cache=False), SamplingParams(rule=Rule.BLOCK)
+    items = []
+    for n in (1, 2):
+        text = [*PROMPT, take_in(engine, n, PROMPT, params=sampled)]
+        items.append(item(n, 1, text, [5, 7])._replace(drafter="d"))
+    module: Any = packed_runner if where == "_with_logprobs" else sampler
+    inner, failing = getattr(module, where), [True]
+
+    def planted(*args: Any) -> Any:
+        made = inner(*args)
+        if failing and failing.pop():
+            raise RuntimeError("out of memory")
+        return made
+
+    monkeypatch.setattr(module, where, planted)
+    told = engine.judge_cohort(items)
+    assert not failing
+    assert all(isinstance(each, Verdict) for each in told.outcomes)
+    assert (sum(each.blocks for each in told.draws), len(told.labels)) == (counted, counted)
 
 
 def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(load: Load) -> None:
