@@ -82,8 +82,8 @@ def digest(request: Request) -> bytes:
 
 
 class Journal:
-    """Entries by request id. Without a `file` they live in memory only, for clients that lost
-    their connection or their front end."""
+    """Entries by request id. Without a `file`, as after a disk has failed, they live in memory
+    only."""
 
     def __init__(
         self,
