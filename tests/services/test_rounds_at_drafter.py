@@ -138,7 +138,7 @@ async def test_verifiers_that_name_sequences_alike_do_not_meet(
 async def test_a_silent_verifier_loses_its_contexts_and_one_with_little_to_say_does_not(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "LEAST_LEASE_S", 1.0)
+    monkeypatch.setattr(rounds, "LEAST_LEASE_S", 3.0)
     drafter.engine.config = replace(drafter.engine.config, lease_s=0.1)
     async with greeted(drafter) as silent, greeted(drafter, verifier=78) as other:
         await silent.open(1)

@@ -151,7 +151,7 @@ async def test_whatever_a_drafter_says_answers_are_the_targets(
 async def test_a_drafter_that_never_greets_and_one_that_never_answers(
     conductor: Conductor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafters, "GREETING_S", 0.2)
+    monkeypatch.setattr(drafters, "GREETING_S", 0.3)
     with FakeDrafter(lambda order: []) as mute, FakeDrafter(lambda order: []) as slow:
         mute.greets = False
         conductor.know(1, mute)
