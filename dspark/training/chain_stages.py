@@ -16,6 +16,7 @@ from dspark.errors import ConfigError
 from dspark.model.checkpoint import context_length
 from dspark.model.location import locate
 from dspark.model.pairing import text_config
+from dspark.model.placement import pick_device
 from dspark.training import evaluate
 from dspark.training.asked import first_turn
 from dspark.training.calibrate import NEW_TOKENS
@@ -24,6 +25,7 @@ from dspark.training.disk import check_same_run, read_rows, write_json, write_wh
 from dspark.training.features import make_cache, plan_for
 from dspark.training.metrics import plain
 from dspark.training.record import StepLog
+from dspark.training.run import precision_on
 from dspark.training.settings import Settings
 from dspark.training.split import Conversation, split_prompts
 from dspark.training.trainer import LOG, train_drafter
@@ -97,8 +99,9 @@ def split(
 
 
 def cache(settings: Settings) -> dict[str, Any]:
-    """Writes the target's hidden states, bfloat16 if `precision` is bf16, else float32."""
-    plan = plan_for(settings, "bfloat16" if settings.precision == "bf16" else "float32")
+    """Writes the target's hidden states: bfloat16 if that is the run's precision, else float32."""
+    mixed = precision_on(pick_device(settings.device, key="device"), settings) == "bf16"
+    plan = plan_for(settings, "bfloat16" if mixed else "float32")
     make_cache(settings, plan, Path(settings.cache))
     return {"tokens": plan.num_tokens, "bytes": plan.bytes, "folder": settings.cache}
 

@@ -55,7 +55,8 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def load(path: Path, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    """Restores parameters and optimiser states in place."""
+    """Restores parameters and optimiser states in place; what the state does not tell of a group,
+    as that of another version of PyTorch may not, stays as it is."""
     header, tensors = read_header(path), load_file(path)
     parameters = dict(model.named_parameters())
     states: dict[str, dict[int, dict[str, torch.Tensor]]] = {label: {} for label in optimizers}
@@ -68,4 +69,6 @@ def load(path: Path, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> N
                 index, slot = rest.split("/")
                 states[label].setdefault(int(index), {})[slot] = value
     for label, optimizer in optimizers.items():
-        optimizer.load_state_dict({"state": states[label], "param_groups": header["groups"][label]})
+        own, kept = optimizer.state_dict()["param_groups"], header["groups"][label]
+        groups = [mine | old for mine, old in zip(own, kept, strict=True)]
+        optimizer.load_state_dict({"state": states[label], "param_groups": groups})

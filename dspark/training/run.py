@@ -73,13 +73,19 @@ class TrainingRun:
         return add_sums(found)
 
 
+def precision_on(device: torch.device, settings: Settings) -> str:
+    """The precision of a run on a device: bf16 or fp32."""
+    auto = "bf16" if device.type == "cuda" else "fp32"
+    return auto if settings.precision == "auto" else settings.precision
+
+
 def open_run(settings: Settings, world: WorkerGroup) -> TrainingRun:
     """Loads and checks everything that a run needs; takes no step. ConfigError names a setting."""
     device = pick_device(settings.device, key="device")
     use(device)
-    mixed = settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
     # Resolved here: a run that is resumed on another device keeps this precision, or is refused.
-    settings = replace(settings, precision="bf16" if mixed else "fp32")
+    settings = replace(settings, precision=precision_on(device, settings))
+    mixed = settings.precision == "bf16"
     samples = Samples(Path(settings.samples))
     target = load_target(
         settings.target, dtype=torch.bfloat16 if mixed else torch.float32, device=device

@@ -12,7 +12,7 @@ import torch
 
 from dspark.errors import ConfigError
 from dspark.model.checkpoint import load_target
-from dspark.training import features
+from dspark.training import chain_stages, features
 from dspark.training.features import (
     CachedFeatures,
     CachePlan,
@@ -21,7 +21,7 @@ from dspark.training.features import (
     write_cache,
 )
 from dspark.training.samples import Sample, Samples
-from tests.unit.training.pipeline import random_samples
+from tests.unit.training.pipeline import random_samples, short_run
 
 LAYERS = (0, 2, 4)
 
@@ -146,3 +146,31 @@ def test_a_cache_of_another_making_is_neither_read_nor_gone_on_with(
 def test_a_folder_without_a_cache_is_refused(samples: Samples, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no cache \(No such file or directory\)$"):
         CachedFeatures(tmp_path, _plan(samples), samples)
+
+
+@pytest.mark.parametrize(
+    ("precision", "card", "wanted"),
+    [
+        ("auto", True, "bfloat16"),
+        ("auto", False, "float32"),
+        ("fp32", True, "float32"),
+        ("bf16", False, "bfloat16"),
+    ],
+)
+def test_a_chain_keeps_hidden_states_in_the_precision_of_its_run(
+    precision: str,
+    card: bool,
+    wanted: str,
+    golden_target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[CachePlan] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(chain_stages, "make_cache", lambda _, plan, __: plans.append(plan))
+    file = random_samples(tmp_path / "samples.safetensors")
+    told = {"precision": precision, "device": "auto", "cache": str(tmp_path / "cache")}
+    found = chain_stages.cache(short_run(file, golden_target, tmp_path, **told))
+    assert [plan.hidden_dtype for plan in plans] == [wanted]
+    assert found["bytes"] == plans[0].bytes

@@ -26,6 +26,7 @@ from dspark.training.batches import pieces
 from dspark.training.checkpoint import read_header
 from dspark.training.disk import check_same_run, only_writer
 from dspark.training.features import Features, make_cache, plan_for
+from dspark.training.optimisers import make_optimisers
 from dspark.training.record import StepLog
 from dspark.training.run import WorkerGroup, open_run
 from dspark.training.samples import Sample
@@ -67,19 +68,29 @@ def _train_telling(settings: Settings, step: Callable[..., None]) -> None:
         train_drafter(settings)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_path: Path) -> None:
-    whole = run_in(tmp_path / "whole", family=family)
-    parts = replace(whole, out=str(tmp_path / "parts"))
-    folder = train_drafter(whole)
-    assert load_drafter(folder).config.family == family
+def _train_and_stop(settings: Settings) -> None:
+    """Trains until a step after the last state, which has to be done again."""
 
     def stop(completed: int, note: str) -> None:
-        if completed == 3:  # a step after the last state: it has to be done again
+        if completed == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        _train_telling(parts, stop)
+        _train_telling(settings, stop)
+
+
+RECIPES = [*((family, "adamw") for family in FAMILIES), ("dspark", "muon")]
+
+
+@pytest.mark.parametrize(("family", "optimizer"), RECIPES)
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    family: str, optimizer: str, run_in: Run, tmp_path: Path
+) -> None:
+    whole = run_in(tmp_path / "whole", family=family, optimizer=optimizer)
+    parts = replace(whole, out=str(tmp_path / "parts"))
+    folder = train_drafter(whole)
+    assert load_drafter(folder).config.family == family
+    _train_and_stop(parts)
     assert StepLog(Path(parts.out) / LOG).read()["step"] == [1, 2, 3]
     train_drafter(parts)
     assert repr(_curve(whole)) == repr(_curve(parts))
@@ -88,6 +99,41 @@ def test_a_stopped_run_goes_on_to_the_same_bits(family: str, run_in: Run, tmp_pa
         for settings in (whole, parts)
     ]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+def test_a_run_goes_on_whose_state_tells_less_of_an_optimiser(run_in: Run, tmp_path: Path) -> None:
+    """As states of before Muon was PyTorch's do."""
+    whole = run_in(tmp_path / "whole", optimizer="muon")
+    parts = replace(whole, out=str(tmp_path / "parts"))
+    train_drafter(whole)
+    _train_and_stop(parts)
+    state = Path(parts.out) / STATE
+    header = read_header(state)
+    told = ("lr", "momentum", "weight_decay", "params")
+    header["groups"]["muon"] = [
+        {name: group[name] for name in told} for group in header["groups"]["muon"]
+    ]
+    rewritten = {name: json.dumps(value) for name, value in header.items()}
+    state.write_bytes(save(load_file(state), rewritten))
+    train_drafter(parts)
+    assert repr(_curve(whole)) == repr(_curve(parts))
+
+
+def test_muon_takes_the_matrices_of_layers_and_no_table_nor_head(
+    run_in: Run, tmp_path: Path
+) -> None:
+    run = open_run(run_in(tmp_path, optimizer="muon"), WorkerGroup.of_process_group())
+    names = {id(parameter): name for name, parameter in run.drafter.named_parameters()}
+    taken = {
+        label: {names[id(p)] for group in optimiser.param_groups for p in group["params"]}
+        for label, optimiser in make_optimisers(run.drafter, run.settings).items()
+    }
+    projections = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")
+    matrices = (*projections, "mlp.gate", "mlp.up", "mlp.down")
+    assert taken["muon"] == {"fc.weight", *(f"layers.0.{each}_proj.weight" for each in matrices)}
+    trained = {name for name, p in run.drafter.named_parameters() if p.requires_grad}
+    assert taken["adamw"] == trained - taken["muon"]
+    assert {"markov_head.markov_w1.weight", "norm.weight"} < taken["adamw"]
 
 
 @pytest.mark.parametrize("family", ["dspark", "eagle3", "mtp", "lm"])
