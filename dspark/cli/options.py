@@ -53,6 +53,14 @@ class Parser(argparse.ArgumentParser):
             help="print the traceback of a failure",
         )
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses what this command does not know under its own usage, where argparse would leave
+        that to the parser above."""
+        known, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return known, others
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """Names a value by its option or its type, and shows an option's default behind its help."""
