@@ -96,7 +96,12 @@ def _bench(args: argparse.Namespace) -> int:
 
     from dspark.loadgen import report
     from dspark.plots import check, check_file
+    from dspark.whole_file import check_apart
 
+    read = [path for path in (args.prompts, *(args.others or ())) if path is not None]
+    for key in ("save", "plot"):
+        if (out := getattr(args, key)) is not None:
+            check_apart(key, out, *read)
     if args.plot is not None:
         check(args.plot)
     elif args.others:
