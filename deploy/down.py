@@ -21,7 +21,7 @@ from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
-from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.errors import ConfigError, Denied, DsparkError, Unavailable
 from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.channel import health_of, sync_channel
 
@@ -138,12 +138,20 @@ def answers(cell: Cell) -> bool:
 
 
 def listens(cell: Cell) -> bool:
-    """Whether the coordinator's port takes connections, as that of one does that is too busy to
-    answer, or whose certificates are changing."""
+    """Whether the cell's coordinator listens at its port; one that has no time to answer, or whose
+    certificates are changing, counts, too. A process that refuses the operator's token, or does not
+    speak gRPC, has got the port since."""
     try:
         socket.create_connection(split_endpoint(cell.endpoint), ASK_S).close()
-    except OSError:
+        with operating(cell) as client:
+            client.status(timeout=ASK_S)
+    except (Denied, OSError):
         return False
+    except Unavailable as error:
+        # gRPC's words for a silent peer, which others do not get: they hang up, or speak first
+        return cell.tls() is not None or "timed out" in str(error)
+    except DsparkError:
+        return True
     return True
 
 

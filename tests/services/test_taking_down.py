@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -80,6 +81,30 @@ def test_a_cell_that_outlives_its_rays_head_is_not_forgotten(
     down.take_down(said.append)
     assert "with the cluster its actors are gone too" in said[0]
     assert not cell_file().exists()
+
+
+def test_who_has_got_the_port_of_a_cell_that_is_gone_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cell's coordinator, and a server that speaks no gRPC."""
+    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
+    monkeypatch.setattr(down, "ASK_S", 20.0)  # none of them is to seem busy
+    refused = grpc.StatusCode.UNAUTHENTICATED
+    web = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    try:
+        with coordinator(lambda context: context.abort(refused, "not your token")) as other:
+            for endpoint in (other.endpoint, f"127.0.0.1:{web.server_port}"):
+                write_cell(replace(CELL, endpoint=endpoint))
+                down.take_down(lambda _: None)
+                assert not cell_file().exists()
+    finally:
+        web.shutdown()
+        web.server_close()
+    with coordinator(lambda context: control_pb2.GetStatusReply()) as own:
+        write_cell(own)
+        with pytest.raises(DsparkError, match="the cell still listens"):
+            down.take_down(lambda _: None)
 
 
 @pytest.fixture
