@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from deploy.down import Say, operating
+from deploy.down import RAY_S, Say, answers, beside, operating
+from deploy.fleet import NoAnswer
 from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
 from dspark.client import CellStatus, Client, find_cell
@@ -18,7 +19,6 @@ from dspark.errors import DsparkError, Unavailable, WrongCommand
 POLL_S = 0.1
 REMIND_EVERY_S = 10.0
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
-TIMEOUT_S = 600.0
 Report = Callable[[], list[dict[str, Any]]]  # of a controller
 LATE = "the coordinator is up but not connected in time:"
 
@@ -27,9 +27,15 @@ def until_nothing(
     pending: Callable[[], str], late: str, deadline: float, say: Say = lambda _: None
 ) -> None:
     """Waits until `pending` returns an empty string. Past `deadline` it raises Unavailable with
-    `late` and what is pending."""
+    `late` and what is pending. A controller that does not answer may come back."""
     reminded = time.monotonic()
-    while found := pending():
+    while True:
+        try:
+            found = pending()
+        except NoAnswer as error:
+            found = str(error)
+        if not found:
+            return
         now = time.monotonic()
         if now > deadline:
             raise Unavailable(f"{late} {found}")
@@ -79,6 +85,23 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
     )
     write_cell(cell)
     return cell
+
+
+def look_again(cell: Cell) -> None:
+    """Brings the state file up to date if the cell does not answer at its addresses: on a Ray
+    cluster of several nodes its coordinator may have started again on another one. Whoever reads
+    the file next tells what is wrong otherwise."""
+    if not cell.ray_pid and not (answers(cell) and answers(cell, cell.for_clients)):
+        beside("from deploy.awaiting import place_again; place_again()", RAY_S)
+
+
+def place_again() -> None:
+    """Writes the addresses that the controller reports to the state file, once it knows them all;
+    the whole life of a process."""
+    with contextlib.suppress(DsparkError), joined(cell := find_cell()) as cluster:
+        rows = cluster.report(cell)
+        if all(row["endpoint"] for row in rows if not row["name"].startswith(WORKERS)):
+            as_placed(cell, rows)
 
 
 def missing(status: CellStatus, verifiers: int, drafters: int) -> str:
@@ -135,11 +158,16 @@ def scale(
         raise WrongCommand("scale: a cell needs at least one verifier, and no pool can be negative")
     cell = find_cell()
     with joined(cell) as cluster:
-        wanted: tuple[int, int] = cluster.resize(cell, verifiers, drafters, autoscale)
-        deadline = time.monotonic() + TIMEOUT_S
-        if (verifiers, drafters) != (None, None):
-            report = partial(cluster.report, cell)
-            rows = await_replicas(report, deadline, say)
-            with operating(as_placed(cell, rows)) as client:
-                wanted = await_lanes(client, report, deadline, say)
-    return wanted
+        *wanted, within_s = cluster.resize(cell, verifiers, drafters, autoscale)
+        if (verifiers, drafters) == (None, None):
+            return wanted[0], wanted[1]
+        deadline = time.monotonic() + within_s
+
+        def report() -> list[dict[str, Any]]:
+            rows: list[dict[str, Any]] = cluster.report(
+                find_cell()
+            )  # there is none once it is down
+            return rows
+
+        with operating(as_placed(cell, await_replicas(report, deadline, say))) as client:
+            return await_lanes(client, report, deadline, say)

@@ -22,7 +22,7 @@ import ray
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import AnotherCell, NothingStarted
+from deploy.fleet import AnotherCell, NoAnswer, NothingStarted
 from deploy.probe import ControlAnnouncer
 from deploy.ray_fleet import RayFleet, actors_of
 from deploy.ray_fleet import nodes as nodes
@@ -98,6 +98,8 @@ class DsparkController:
     ) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
         self._cell, tls = config.cell, Tls.of(config)
+        # what starts may wait for the place of what drains
+        self._within_s = config.drain_s + config.start_timeout_s
         said, sizes = taken_over(self._cell, cell_id)
         if sizes is not None:
             topology = resized(topology, *map(int, sizes.split()))
@@ -124,9 +126,9 @@ class DsparkController:
 
     async def resize(
         self, verifiers: int | None, drafters: int | None, autoscale: bool | None
-    ) -> tuple[int, int] | str:
+    ) -> tuple[int, int, float] | str:
         """Changes the sizes and the autoscaling that are given (None: unchanged). Returns the
-        wanted sizes, or why they are refused."""
+        wanted sizes and the seconds that they may take, or why they are refused."""
         now = self._controller.sizes()
         wanted = (
             now[0] if verifiers is None else verifiers,
@@ -141,7 +143,7 @@ class DsparkController:
             return str(error)
         if autoscale is not None:
             keep(self._cell, AUTOSCALE, "on" if autoscale else "off")
-        return wanted
+        return *wanted, self._within_s
 
     async def close(self, grace_s: float) -> None:
         """Ends every process of the cell."""
@@ -192,18 +194,19 @@ def controller(cell: str) -> Any | None:
 
 
 def report(cell: Cell) -> list[dict[str, Any]]:
-    """The controller's report. Raises Unavailable if it is gone or does not answer, AnotherCell if
-    it is another cell's."""
+    """The controller's report. Raises Unavailable if it is gone, NoAnswer if it does not answer,
+    AnotherCell if it is another cell's."""
     rows: list[dict[str, Any]] = _asked(cell, "report")
     return rows
 
 
 def resize(
     cell: Cell, verifiers: int | None, drafters: int | None, autoscale: bool | None
-) -> tuple[int, int]:
+) -> tuple[int, int, float]:
     """Sends the controller new sizes, and whether they follow the load; None keeps the value.
-    Returns the wanted sizes; raises ConfigError if they are refused, else as `report`."""
-    wanted: tuple[int, int] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
+    Returns the wanted sizes and the seconds that they may take; raises ConfigError if they are
+    refused, else as `report`."""
+    wanted: tuple[int, int, float] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
     if isinstance(wanted, str):
         raise ConfigError(wanted)
     return wanted
@@ -252,4 +255,4 @@ def _get(
     try:
         return ray.get(reference, timeout=timeout_s)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        raise Unavailable(f"{otherwise} ({in_short(error)})") from error
+        raise NoAnswer(f"{otherwise} ({in_short(error)})") from error

@@ -21,7 +21,7 @@ from deploy.process_tags import end_all, has_marks, marked
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
 from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
-from dspark.errors import ConfigError, DsparkError, Unavailable
+from dspark.errors import ConfigError, Denied, DsparkError, Unavailable
 from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.channel import health_of, sync_channel
 
@@ -52,7 +52,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
             write_cell(replace(cell, leaving="yes"))
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            _beside(grace_s)
+            beside(f"from deploy.down import drain; drain({grace_s!r})", 2 * grace_s + RAY_S)
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id
@@ -77,16 +77,17 @@ def take_down_wholly(say: Say, grace_s: float = GRACE_S) -> None:
             return take_down(say, within_s)
 
 
-def _beside(grace_s: float) -> None:
-    """Drains the cell from another process: a Ray that hangs would keep this one, and ends who has
-    joined it. What does not listen is ended all the same."""
-    drain = f"from deploy.down import drain; drain({grace_s!r})"
+def beside(code: str, within_s: float) -> None:
+    """Runs what asks Ray in another process: a Ray that hangs would keep this one, and ends who has
+    joined it. What it prints is dropped, and it is killed after `within_s`."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-P", "-c", drain], timeout=2 * grace_s + RAY_S)
+        words = [sys.executable, "-P", "-c", code]
+        subprocess.run(words, timeout=within_s, capture_output=True)
 
 
 def drain(grace_s: float) -> None:
-    """Drains the cell of the state folder; the whole life of a process."""
+    """Drains the cell of the state folder; the whole life of a process. What does not listen is
+    ended all the same."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command kills it then
     with contextlib.suppress(DsparkError):
         close_remote(find_cell(), lambda _: None, grace_s)
@@ -127,10 +128,10 @@ def under_way(cell: Cell) -> str:
     return f"{count} requests" if count else ""
 
 
-def answers(cell: Cell) -> bool:
-    """Whether the coordinator of the cell answers a health check."""
+def answers(cell: Cell, target: str = "") -> bool:
+    """Whether the coordinator of the cell, or another target of gRPC, answers a health check."""
     try:
-        with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
+        with sync_channel(target or cell.endpoint, tls=cell.tls()) as channel:
             health_of(channel, "")
     except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
         return False
@@ -138,12 +139,20 @@ def answers(cell: Cell) -> bool:
 
 
 def listens(cell: Cell) -> bool:
-    """Whether the coordinator's port takes connections, as that of one does that is too busy to
-    answer, or whose certificates are changing."""
+    """Whether the cell's coordinator listens at its port; one that has no time to answer, or whose
+    certificates are changing, counts, too. A process that refuses the operator's token, or does not
+    speak gRPC, has got the port since."""
     try:
         socket.create_connection(split_endpoint(cell.endpoint), ASK_S).close()
-    except OSError:
+        with operating(cell) as client:
+            client.status(timeout=ASK_S)
+    except (Denied, OSError):
         return False
+    except Unavailable as error:
+        # gRPC's words for a silent peer, which others do not get: they hang up, or speak first
+        return cell.tls() is not None or "timed out" in str(error)
+    except DsparkError:
+        return True
     return True
 
 

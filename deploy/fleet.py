@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deploy.topology import Replica
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, Unavailable
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class NobodyListens(NothingStarted):
 
 class AnotherCell(DsparkError):
     """What has the cell's name in a Ray cluster is another cell, started since."""
+
+
+class NoAnswer(Unavailable):
+    """A controller does not answer: it may be starting, as Ray restarts one that has ended."""
 
 
 @dataclass(frozen=True)

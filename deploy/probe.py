@@ -1,7 +1,7 @@
 """Health checks of processes, and announcements of workers to a coordinator.
 
 A probe has a channel of its own and one check at a time. A refused connection is death within two
-ticks; silence on an open connection is judged by how long it has lasted.
+ticks; silence, and an address that cannot be reached, are judged by how long they have lasted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 import time
 from collections.abc import Mapping, Set
 from typing import Any
@@ -29,6 +30,9 @@ from dspark.wire.v1 import control_pb2, control_pb2_grpc
 LOOK_TIMEOUT_S = 2.0
 ANNOUNCE_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
+
+# errors of this process, and of names, that say nothing of the process that was to be asked
+UNASKED = (errno.EMFILE, errno.ENFILE, socket.EAI_AGAIN)
 
 _ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: control_pb2.ROLE_DRAFT}
 
@@ -74,15 +78,15 @@ class Probe:
 
 
 async def _refuses(endpoint: str) -> bool | None:
-    """Whether the endpoint refuses connections; silence is no refusal. None: this process has no
-    descriptor left to ask with."""
+    """Whether the endpoint refuses connections; neither silence is a refusal nor a way that is cut.
+    None: nobody was asked, as this process has no descriptor left or nobody answers for names."""
     host, port = split_endpoint(endpoint)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
-    except TimeoutError:
-        return False
+    except ConnectionRefusedError:
+        return True
     except OSError as error:
-        return None if error.errno in (errno.EMFILE, errno.ENFILE) else True
+        return None if error.errno in UNASKED else False
     writer.close()
     return False
 

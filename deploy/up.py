@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,12 @@ def _serve(
         _check_wanted(cell)
         write_cell(cell)  # before the first of the cell's actors, in whosever cluster
         cluster.start_controller(cell.cell_id, topology, secrets, config, autoscale)
-        report = partial(cluster.report, cell)
+
+        def report() -> list[dict[str, Any]]:
+            _check_wanted(cell)
+            rows: list[dict[str, Any]] = cluster.report(cell)
+            return rows
+
         cell = as_placed(cell, await_replicas(report, deadline, say))
         if cell.http:
             say(f"OpenAI endpoint: {cell.http}/v1")

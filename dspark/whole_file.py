@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dspark.errors import ConfigError
+
 _SUFFIX = "[0-9a-f]" * 16
 
 
@@ -43,6 +45,12 @@ def placed(path: Path, *, mode: int = 0o666, lasts: bool = False) -> Iterator[Pa
         shutil.rmtree(folder, ignore_errors=True)
     if lasts:
         flush_to_disk(path.parent)
+
+
+def check_apart(key: str, out: Path, *read: Path) -> None:
+    """Raises ConfigError for `key` if a file to be written is one of those that are read."""
+    if any(out.exists() and out.samefile(path) for path in read if path.exists()):
+        raise ConfigError(f"{key}: {out} is read here, and would be lost; name another place")
 
 
 def locked(descriptor: int) -> bool:

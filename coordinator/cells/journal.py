@@ -166,19 +166,22 @@ class Journal:
                 self._expire()
                 self._file.begin([*self._snapshot()])
         except OSError as error:
-            log.error(
-                "journal.failed",
-                error=error.strerror,
-                effect="answers cannot be resumed after a restart",
-            )
-            self._metrics.journal_failed.set(1)
+            self._failed(error)
             self._file = None
 
     def close(self) -> None:
         self.write()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        effect = "answers cannot be resumed after a restart"
+        log.error("journal.failed", error=error.strerror, effect=effect)
+        self._metrics.journal_failed.set(1)
 
     def _expire(self) -> None:
         self._expired_at = self._now()

@@ -18,6 +18,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -41,15 +42,17 @@ class JournalFile:
         self._number, self._size, self._begun, self._descriptor = 0, 0, 0, -1
         self._unsynced = False
         self._not_synced: OSError | None = None  # raised by the next `append`
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            free = locked(self._lock)
-        except OSError as error:
-            raise ConfigError(f"coordinator.journal: {folder}: {error.strerror}") from error
-        if not free:
-            os.close(self._lock)
-            raise ConfigError(f"coordinator.journal: another coordinator writes {folder}")
+        with ExitStack() as undone:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+                undone.callback(os.close, self._lock)
+                free = locked(self._lock)
+            except OSError as error:
+                raise ConfigError(f"coordinator.journal: {folder}: {error.strerror}") from error
+            if not free:
+                raise ConfigError(f"coordinator.journal: another coordinator writes {folder}")
+            undone.pop_all()
         self._ending = threading.Event()
         self._syncing = threading.Thread(
             target=self._sync_now_and_then, args=(sync_s,), name="journal", daemon=True
@@ -98,15 +101,15 @@ class JournalFile:
             self._unsynced = True
 
     def close(self) -> None:
-        """Writes everything appended to the disk and closes the files."""
+        """Writes everything appended to the disk and closes the files, also where that fails."""
         self._ending.set()
         if self._syncing.is_alive():
             self._syncing.join(timeout=5)
-        if self._descriptor >= 0:
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-        os.close(self._lock)
+        with ExitStack() as files:
+            files.callback(os.close, self._lock)
+            if self._descriptor >= 0:
+                files.callback(os.close, self._descriptor)
+                os.fsync(self._descriptor)
 
     def _segments(self) -> list[Path]:
         remove_partial(self._folder / _NAMES)  # of a process that was killed

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from coordinator.http.api import Api
 from coordinator.http.connection import HEAD_S, Connection
 from coordinator.http.errors import error_response
+from coordinator.http.stream import HEAD_ALONE
 from dspark.errors import Overloaded
 from dspark.runtime.addresses import join_endpoint, listening, split_endpoint
 
@@ -92,8 +93,8 @@ class ConcurrencyLimit:
             return await error_response(scope, why)(scope, receive, send)
         self._running += 1
         if scope.get("method") == "HEAD":
-            # answered like GET; the server leaves out the body
-            scope = {**scope, "method": "GET"}
+            # answered like GET; the server leaves out the body, and a stream has none
+            scope = {**scope, "method": "GET", HEAD_ALONE: True}
         try:
             await self._app(scope, receive, send)
         finally:

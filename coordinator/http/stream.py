@@ -31,6 +31,7 @@ from dspark.errors import RequestCancelled
 
 T = TypeVar("T")
 
+HEAD_ALONE = "dspark.head"  # key of a scope whose client asked for no body (HEAD)
 KEEPALIVE_S = 15.0  # without an event, then a comment is sent
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": still here\n\n"
@@ -86,7 +87,10 @@ class EventStream(Response):
         self._sent = asyncio.get_running_loop().time()
         try:
             async with contextlib.aclosing(self._events):
-                await while_connected(self._keep(receive, send), self._tell(send))
+                if HEAD_ALONE in scope:
+                    await self._begin(send)
+                else:
+                    await while_connected(self._keep(receive, send), self._tell(send))
         except _Untaken:
             self._api.processor.metrics.slow_readers_cut.inc()
             if cut(scope):
@@ -111,15 +115,18 @@ class EventStream(Response):
 
     async def _write(self, send: Send, part: bytes) -> None:
         if not self._begun:
-            self._begun = True
-            head = {"status": self.status_code, "headers": self.raw_headers}
-            await send({"type": "http.response.start", **head})
+            await self._begin(send)
         self._sent = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._api.config.max_unread_s):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             raise _Untaken from None
+
+    async def _begin(self, send: Send) -> None:
+        self._begun = True
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
 
     async def _keep(self, receive: Receive, send: Send) -> None:
         """Returns when the client has disconnected; sends comments until then."""

@@ -18,7 +18,7 @@ import structlog
 from coordinator.http.api import Api
 from coordinator.http.stream import EventStream, event
 from coordinator.lanes.lane import Lane
-from coordinator.lanes.watch import CommittedRound
+from coordinator.lanes.watch import CommittedRound, RoundWatch
 from coordinator.live.answer import prompt_of
 from coordinator.queue.scheduler import Scheduler
 from coordinator.watching.explaining import step_of
@@ -122,25 +122,28 @@ class CellFeed:
         return EventStream(self._api, events())
 
     def set_load(self, streams: int, policy: str, rule: str) -> None:
-        """Sets the background streams, which end `LINGER_S` after the last watcher has left."""
+        """Sets the background streams, which end `LINGER_S` after the last watcher has left. Raises
+        Overloaded as `_wake`."""
         self._wake()
         self._load.set(streams, policy, rule)
 
     def _enter(self) -> None:
         if self._watchers >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} pages watch already", retry_after_s=5.0)
-        self._watchers += 1
         self._wake()
+        self._watchers += 1
 
     def _wake(self) -> None:
+        """Starts the feed where there is none. Raises Overloaded where too many watch already."""
         if self._task is None or self._task.done():
+            watch = self._membership.explain.cell()
             self._next = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run(watch))
 
-    async def _run(self) -> None:
+    async def _run(self, watch: RoundWatch[CommittedRound]) -> None:
         """Makes frames until there were no watchers for `LINGER_S`, or the coordinator drains."""
         try:
-            with self._membership.explain.cell() as watch:
+            with watch:
                 now = self._api.processor.clock.time
                 seen = now()
                 while not self._admission.draining and now() - seen <= LINGER_S:

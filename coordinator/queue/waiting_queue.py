@@ -1,10 +1,10 @@
 """Queued sequences by tenant: in order of arrival within a tenant, fair among tenants, bounded in
 all.
 
-When the queue is full, a new sequence of a tenant with fewer queued takes the place of the newest
-one of the tenant with most: a flood is refused at its source. What has had a place before, itself
-or by another answer of its request, cannot lose it that way, as an answer's end by an error is that
-of all answers of its request.
+When the queue is full, a new request of a tenant with fewer queued sequences takes the place of the
+newest ones of the tenant with most: a flood is refused at its source. A request loses its place as
+a whole, as an answer's end by an error is that of all answers of its request; one of which any
+answer has had a place before does not lose it.
 
 Among tenants the order follows weighted tokens, a virtual token counter (Sheng et al., OSDI 2024):
 the tenant that was given least is served next, so two tenants that both wait are never further
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
 
 from coordinator.lanes.request_state import RequestState
 
@@ -123,13 +124,17 @@ class WaitingQueue:
             del self._lines[tenant]
 
     def displaced_by(self, tenant: str, answers: int) -> list[RequestState]:
-        """Sequences to take out of a full queue for a request of `tenant` with so many answers;
-        none if that is unfair."""
+        """Sequences of whole requests to take out of a full queue for a request of `tenant` with so
+        many answers; none if that is unfair."""
         longest = max(self._lines, key=lambda each: len(self._lines[each]), default=tenant)
-        if self.of(longest) - answers < self.of(tenant) + answers:
-            return []
-        fresh = [state for state in reversed(self._lines[longest]) if not state.begun]
-        return fresh[:answers] if len(fresh) >= answers else []
+        fresh = (state for state in reversed(self._lines.get(longest, ())) if not state.begun)
+        displaced: list[RequestState] = []
+        for _, siblings in groupby(fresh, key=lambda state: state.request.id):
+            if len(displaced) >= answers:
+                break
+            displaced += siblings
+        left = self.of(longest) - len(displaced)
+        return displaced if len(displaced) >= answers and left >= self.of(tenant) + answers else []
 
     def overdue(self, before: float) -> list[RequestState]:
         """Sequences of requests that arrived before this clock time and have had no place."""

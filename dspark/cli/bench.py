@@ -16,6 +16,7 @@ from dspark.cli.options import (
     RULES,
     add_endpoint,
     credentials,
+    follow_cell,
     natural,
     numbers_above_0,
     positive,
@@ -96,7 +97,12 @@ def _bench(args: argparse.Namespace) -> int:
 
     from dspark.loadgen import report
     from dspark.plots import check, check_file
+    from dspark.whole_file import check_apart
 
+    read = [path for path in (args.prompts, *(args.others or ())) if path is not None]
+    for key in ("save", "plot"):
+        if (out := getattr(args, key)) is not None:
+            check_apart(key, out, *read)
     if args.plot is not None:
         check(args.plot)
     elif args.others:
@@ -186,6 +192,7 @@ def _endpoints(args: argparse.Namespace) -> list[Endpoint]:
                 "policy: policies and rules are this project's; an OpenAI-style server has none"
             )
         return [OpenAiEndpoint(args.openai, args.model, sampling, api_key=key)]
+    follow_cell(args.endpoint)
     _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
     return [
         GrpcEndpoint(

@@ -31,8 +31,9 @@ async def post_lines(url: str, body: object, headers: Mapping[str, str]) -> Asyn
             "Content-Type": "application/json",
             "Content-Length": str(len(content)),
         }
+        query = f"?{parts.query}" if parts.query else ""
         lines = [
-            f"POST {parts.path} HTTP/1.1",
+            f"POST {parts.path}{query} HTTP/1.1",
             *(f"{key}: {value}" for key, value in {**head, **headers}.items()),
         ]
         writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + content)
@@ -81,7 +82,8 @@ async def _head(reader: asyncio.StreamReader, url: str) -> tuple[int, dict[str, 
 
 async def _body(reader: asyncio.StreamReader, fields: Mapping[str, str]) -> AsyncIterator[bytes]:
     if fields.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
+        # `readuntil` fails where the connection ends, which `readline` takes for an empty line
+        while size := int((await reader.readuntil(b"\n")).split(b";")[0], 16):
             yield await reader.readexactly(size)
             await reader.readexactly(2)
     elif "content-length" in fields:

@@ -28,7 +28,7 @@ COUNTERS = {  # name here -> sample of vLLM's metrics
 
 class OpenAiEndpoint:
     """Streams answers of `/completions` to prompts of text or token ids. url: up to and including
-    /v1. model: its name on the server."""
+    /v1, and a query if it takes one. model: its name on the server."""
 
     def __init__(
         self, url: str, model: str, options: Options, *, api_key: str | None = None
@@ -36,14 +36,14 @@ class OpenAiEndpoint:
         self.name = f"openai {model}"
         self.counted_by = ""
         self._model, self._options = model, options
-        self._base = url.rstrip("/")
+        self._base, mark, query = url.partition("?")
+        self._base, self._query = self._base.rstrip("/"), mark + query
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def stream(self, question: Question, number: int) -> AsyncIterator[StreamPiece]:
         counted, unknown, done = 0, False, False
-        async for line in post_lines(
-            f"{self._base}/completions", self._body(question, number), self._headers
-        ):
+        url = f"{self._base}/completions{self._query}"
+        async for line in post_lines(url, self._body(question, number), self._headers):
             if not line.startswith(b"data:"):
                 continue
             data, size = line[5:].strip(), len(line) + 2

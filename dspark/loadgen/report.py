@@ -15,6 +15,7 @@ from typing import Any
 
 from dspark.errors import InvalidRequest, in_short
 from dspark.plots import by_streams, panels, write
+from dspark.runtime.process import usable
 from dspark.tables import aligned
 
 Column = Callable[[dict[str, Any]], str | None]
@@ -88,20 +89,22 @@ UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def machine() -> dict[str, str]:
-    """Commit, day and machine of a result."""
+    """Commit, day and machine of a result. The commit is that of the checkout this runs in;
+    installed, it has none, whatever repository lies around."""
     root = Path(__file__).resolve().parents[2]
     revision = ""
     with contextlib.suppress(OSError):
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
-        )
-        revision = found.stdout.strip()
+        if (root / ".git").exists():  # of a worktree it is a file
+            found = subprocess.run(
+                ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+            )
+            revision = found.stdout.strip()
     facts = ""
     with contextlib.suppress(OSError):
         facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     named = re.search(r"model name\s*: (.*)", facts)
     units = " ".join(unit for unit in UNITS if re.search(rf"\b{unit}\b", facts))
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores"
+    cores = f"{len(usable()) or os.cpu_count()} of {os.cpu_count()} CPU cores"
     return {
         "commit": revision or "unknown",
         "date": datetime.date.today().isoformat(),

@@ -59,20 +59,30 @@ def is_loopback(host: str) -> bool:
 def check_listeners(wanted: Iterable[tuple[str, str]]) -> None:
     """Tries to open every address the process will listen on, and closes it again. wanted:
     (setting, host:port). Raises ConfigError naming the setting whose address cannot be opened, or
-    is that of another one."""
-    taken: dict[tuple[str, int], str] = {}
+    is, or contains, that of another one."""
+    taken: list[tuple[str, str, int]] = []
     for key, endpoint in wanted:
         host, port = split_endpoint(endpoint, key)
         if not port:
             continue
-        if (host, port) in taken:
-            other = taken[host, port] if taken[host, port] != key else "another process"
-            raise ConfigError(f"{key}: {endpoint} is what {other} asks for, too")
-        taken[host, port] = key
-        _try(key, host, port)
+        address = _tried(key, host, port)
+        for other, there, its in taken:
+            if its == port and _overlap(address, there):
+                asks = other if other != key else "another process"
+                raise ConfigError(f"{key}: {endpoint} is what {asks} asks for, too")
+        taken.append((key, address, port))
 
 
-def _try(key: str, host: str, port: int) -> None:
+def _overlap(one: str, other: str) -> bool:
+    """Whether listeners at two numeric addresses take each other's connections: that of all
+    addresses is one of IPv4, too, where it is of IPv6."""
+    if one == other or "::" in (one, other):
+        return True
+    return "0.0.0.0" in (one, other) and ":" not in one + other
+
+
+def _tried(key: str, host: str, port: int) -> str:
+    """The numeric address of a host, once it could be listened on."""
     with listening(key, host, port):
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -81,6 +91,7 @@ def _try(key: str, host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)  # with SO_REUSEADDR two may be bound where neither listens
+        return str(address[0])
 
 
 @contextlib.contextmanager

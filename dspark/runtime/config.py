@@ -99,7 +99,9 @@ def _read_section(file: str | Path, section: str) -> Mapping[str, object]:
                 f"{file}: {name}: unknown section{_meant(name, known)}; known: "
                 f"{', '.join(sorted(known))}"
             )
-    content = document.get(section) or {}
+    content = document.get(section)
+    if content is None:  # its keys are comments, say
+        return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: {section} must be a mapping")
     return content
@@ -137,12 +139,11 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
     try:
         if typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]
-            parts = (
-                [part.strip() for part in value.split(",")]
-                if isinstance(value, str)
-                else list(typing.cast("list[object]", value))
-            )
-            return tuple(_convert(part, item, key, source) for part in parts if part != "")
+            if isinstance(value, str):
+                value = [part.strip() for part in value.split(",")]
+            if not isinstance(value, list | tuple):  # of a mapping, say, the keys alone would count
+                raise ValueError("must be a list, or a text with commas")
+            return tuple(_convert(part, item, key, source) for part in value if part != "")
         if hint is bool:
             if isinstance(value, bool):
                 return value
@@ -158,7 +159,8 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
                 raise ValueError("must be a finite number")
             return made
         if hint is str:
-            if value is None or isinstance(value, bool | dict | list):  # YAML's `off` is false
+            # YAML's `off` is false
+            if value is None or isinstance(value, bool | bytes | dict | list | set | tuple):
                 raise ValueError("must be a text, in quotes where YAML reads something else")
             return os.path.expanduser(str(value))
     except (TypeError, ValueError) as error:

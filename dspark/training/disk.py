@@ -81,12 +81,6 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
             )
 
 
-def check_apart(out: Path, *read: Path) -> None:
-    """Checks that a file to be written is none of those that are read."""
-    if any(out.exists() and out.samefile(path) for path in read if path.exists()):
-        raise ConfigError(f"out: {out} is read here, and would be lost; name another place")
-
-
 @contextmanager
 def row_file(
     path: Path, check: Callable[[], None] = lambda: None

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import check_apart, read_rows, write_rows
+from dspark.training.disk import read_rows, write_rows
 from dspark.training.split import conversation_of
+from dspark.whole_file import check_apart
 
 RUN = 13
 _WORD = re.compile(r"[^\W\d_]+|\d+(?:[.,]\d+)*")
@@ -47,7 +48,7 @@ def separate(
         raise ConfigError(f"prompts: two files are named {max(names, key=names.count)}")
     if out is not None:
         for name in names:
-            check_apart(out / name, *prompts, *training)
+            check_apart("out", out / name, *prompts, *training)
     asked = {path: list(_read(path)) for path in prompts}
     wanted = {run for rows in asked.values() for _, texts in rows for run in _marks(texts)}
     seen = set(_shared(wanted, training))

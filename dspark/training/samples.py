@@ -20,13 +20,13 @@ from torch import Tensor
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
 from dspark.training.disk import (
-    check_apart,
     content_digest,
     read_rows,
     save_tensors,
     write_whole,
 )
 from dspark.training.split import are_ids
+from dspark.whole_file import check_apart
 
 MAX_LENGTH = 4096
 MIN_SUPERVISED = 14  # a conversation with fewer tokens of the target teaches next to nothing
@@ -126,7 +126,7 @@ def encode_rows(
     min_supervised: int = MIN_SUPERVISED,
 ) -> dict[str, Any]:
     """Writes the samples of a regenerated file to `path`; returns counts of rows and tokens."""
-    check_apart(path, rows)
+    check_apart("out", path, rows)
     counts: Counter[str] = Counter()
 
     def samples() -> Iterator[Sample]:
@@ -181,7 +181,7 @@ def most_written(samples: Path, count: int, path: Path) -> dict[str, Any]:
     --keep-tokens` cuts that of a trained drafter. Tokens that the head lacks are never drafted;
     answers stay the target's. ConfigError if the samples hold fewer different tokens.
     """
-    check_apart(path, samples)
+    check_apart("out", path, samples)
     read = Samples(samples)
     written = torch.zeros(read.largest_id + 1, dtype=torch.int64)
     for number in range(len(read)):

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
-from dspark.training.disk import check_apart, read_rows, write_rows
+from dspark.training.disk import read_rows, write_rows
+from dspark.whole_file import check_apart
 
 SEED = 42
 HELD_OUT = 0.05
@@ -100,7 +101,7 @@ def split_prompts(
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
     for name in PARTS:
-        check_apart(folder / f"{name}.jsonl", prompts)
+        check_apart("out", folder / f"{name}.jsonl", prompts)
     good, refused = _good_rows(read_rows(prompts), check)
     if not good:
         raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")

@@ -56,7 +56,8 @@ class Simulation:
         self.enter(mock.patch.object(time, "perf_counter_ns", self._now_ns))
         self.enter(mock.patch("secrets.randbits", self._draw.getrandbits))
         self.enter(mock.patch.object(DevicePace, "sleep_until"))  # the device's own time
-        self.enter(mock.patch("dspark.runtime.addresses._try"))  # ports are of its own network
+        # ports are of its own network
+        self.enter(mock.patch("dspark.runtime.addresses._tried", lambda key, host, port: host))
         return self
 
     def __exit__(self, *_: object) -> None:

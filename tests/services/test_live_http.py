@@ -157,6 +157,26 @@ def test_a_page_that_reads_nothing_is_cut_and_counted(
         wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
 
 
+def test_head_of_the_stream_is_its_head_alone(cell: HttpCell, http: httpx.Client) -> None:
+    """And the connection takes the next request."""
+    for _ in range(2):
+        answer = http.head("/live/events")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert http.get("/health").status_code == 200
+    assert not cell.coordinator.cell.membership.explain.watches
+
+
+def test_a_page_that_finds_too_many_watches_is_told_to_come_again(
+    cell: HttpCell, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: not cell.coordinator.cell.membership.explain.watches)
+    monkeypatch.setattr("coordinator.lanes.watch.MAX_WATCHES", 0)
+    for answer in (http.get("/live/events"), http.post("/live/load", json={"streams": 1})):
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert "0 watch already" in answer.text
+
+
 def test_frames_show_lanes_workers_and_the_load_that_is_set_within_its_bound(
     cell: HttpCell, http: httpx.Client
 ) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import json
+import os
 import re
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from dspark.cli import bench
 from dspark.cli.main import build_parser
 from dspark.client import Options, Speculation
-from dspark.errors import InvalidRequest, Overloaded, WrongCommand
+from dspark.errors import ConfigError, InvalidRequest, Overloaded, WrongCommand
 from dspark.loadgen import prompts, report
 from dspark.loadgen.answer import UNKNOWN, MeasuredAnswer, StreamPiece
 from dspark.loadgen.grpc_endpoint import GrpcEndpoint
@@ -299,6 +301,42 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
         saved.write_text(told)
         with pytest.raises(InvalidRequest, match="no saved run"):
             report.load(saved)
+
+
+@pytest.mark.parametrize(
+    "words", ["--save F --prompts F", "--plot F --with F", "--save F --with F"]
+)
+def test_a_file_that_bench_reads_is_not_written_over(words: str, tmp_path: Path) -> None:
+    (read := tmp_path / "f.svg").write_text('{"prompt": "a"}')
+    given = [str(read) if word == "F" else word for word in words.split()]
+    args = build_parser().parse_args(["bench", *given])
+    with pytest.raises(ConfigError, match=rf"^{given[0][2:]}: {read} is read here"):
+        args.run(args)
+    assert read.read_text() == '{"prompt": "a"}'
+
+
+def test_a_simulated_pair_is_not_written_over(tmp_path: Path) -> None:
+    (read := tmp_path / "pair.svg").write_text("verify: {}")
+    args = build_parser().parse_args(["simulate", str(read), "--plot", str(read)])
+    with pytest.raises(ConfigError, match=rf"^plot: {read} is read here"):
+        args.run(args)
+
+
+def test_a_commit_is_that_of_a_checkout_and_a_platform_may_not_tell_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is installed within a repository is no part of it."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    made = ["git", *author, "commit", "-q", "--allow-empty", "-m", "theirs"]
+    subprocess.run(made, cwd=tmp_path, check=True)
+    place = tmp_path / "site" / "dspark" / "loadgen" / "report.py"
+    place.parent.mkdir(parents=True)
+    monkeypatch.setattr(report, "__file__", str(place))
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    told = report.machine()
+    assert told["commit"] == "unknown"
+    assert told["machine"].startswith(f"{os.cpu_count()} of {os.cpu_count()} CPU cores, ")
 
 
 def test_a_table_says_what_was_measured() -> None:

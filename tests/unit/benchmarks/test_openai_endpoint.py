@@ -20,7 +20,7 @@ QUESTION = Question((1, 2, 3))
 Reply = Callable[[dict[str, Any]], bytes]
 
 
-def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
+def ask(reply: Reply, query: str = "") -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
     """One question to a server that answers with the bytes `reply` makes of the request."""
 
     async def talk() -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
@@ -36,7 +36,7 @@ def ask(reply: Reply) -> tuple[MeasuredAnswer, OpenAiEndpoint, dict[str, Any]]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         endpoint = OpenAiEndpoint(
-            f"http://127.0.0.1:{port}/v1",
+            f"http://127.0.0.1:{port}/v1/{query}",
             "m",
             Options(max_tokens=9, temperature=0, seed=None),
             api_key="k",
@@ -66,6 +66,8 @@ def choice(**more: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "x", "finish_reason": None, **more}]}
 
 
+ENDED = events(choice(token_ids=[5], finish_reason="length"))
+
 COUNTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "ids": ([choice(token_ids=[5]), choice(token_ids=[6, 7], finish_reason="length")], [1, 2]),
     "usage": ([choice() | {"usage": {"completion_tokens": count}} for count in (1, 4)], [1, 3]),
@@ -93,6 +95,11 @@ def test_tokens_are_counted_by_the_best_that_a_server_tells(by: str, chunked: bo
     assert "Authorization: Bearer k" in seen["head"]
 
 
+def test_the_query_of_a_url_is_sent_behind_the_path() -> None:
+    _, _, seen = ask(lambda seen: ENDED, "?version=2&x=a/b")
+    assert seen["head"].startswith("POST /v1/completions?version=2&x=a/b HTTP/1.1\r\n")
+
+
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
@@ -114,6 +121,7 @@ def test_statuses_become_the_errors_of_this_project(head: str, kind: type[Except
         (b"", "broke off"),
         (b"220 smtp.example ESMTP\r\n\r\n", "does not speak HTTP"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "broke off"),
+        (ENDED.removesuffix(b"0\r\n\r\n"), "broke off"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "broke off"),
         (events(choice(token_ids=[1])), "ended the answer without saying why"),
         (events("{"), "not JSON"),

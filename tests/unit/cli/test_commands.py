@@ -79,6 +79,17 @@ def test_a_wrong_command_line_is_exit_code_2(
     assert "usage: dspark" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["status", "serve verify", "checkpoint check o"])
+def test_an_option_that_a_command_lacks_is_told_with_the_usage_of_the_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--no-such-option"]) == 2
+    named = command.removesuffix(" o")
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: dspark {named} ")
+    assert f"dspark {named}: error: unrecognized arguments: --no-such-option" in told
+
+
 def test_help_names_kinds_of_values_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["bench", "--help"], ["certificates", "--help"]):
         assert main(words) == 0

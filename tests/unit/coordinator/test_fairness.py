@@ -79,6 +79,21 @@ async def test_a_full_line_refuses_whoever_fills_it() -> None:
     assert cell.clean()
 
 
+async def test_a_request_is_displaced_as_a_whole_and_all_of_its_answers_count() -> None:
+    cell = held(RoundsCell(max_running=1, max_queued=8))
+    running = cell.ask(tenant="flood")
+    flood = [cell.answers(choices=4, tenant="flood") for _ in range(2)]
+    light = cell.ask(tenant="light")
+    assert [states[0].sequence.finished for states in flood] == [False, True]
+    assert cell.admission.queued == 5
+    more = cell.answers(choices=3, tenant="light")  # there is room
+    with pytest.raises(Overloaded, match="8 requests wait"):
+        cell.ask(tenant="third")  # it would leave the flood with nothing, and itself with one
+    cell.port.let_go()
+    await cell.finish(running, light, *flood[0], *more)
+    assert cell.metrics.value("admission_rejections_total", reason="displaced") == 1
+
+
 async def test_a_hint_is_of_the_time_between_ends_whatever_was_idle_before() -> None:
     cell = RoundsCell(max_running=1, max_queued=1)
 

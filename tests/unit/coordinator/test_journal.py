@@ -183,6 +183,30 @@ def test_a_disk_that_is_full_at_the_start_is_told_by_key_and_nothing_is_left(
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
+def test_a_folder_that_cannot_be_locked_is_told_by_key_and_left_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr("dspark.whole_file.fcntl.flock", Mock(side_effect=none))
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=f"^coordinator.journal: {tmp_path}: No locks available"):
+        _journal(CoordinatorConfig(journal=str(tmp_path)), Metrics())
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_disk_that_is_full_at_the_end_is_said_and_everything_is_closed(
+    tmp_path: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    journal = on_disk(tmp_path, metrics=metrics)
+    commit(journal, journal.open(request()), (1,))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
+    journal.close()
+    assert metrics.value("journal_failed") == 1
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
 def test_the_folder_stays_bounded_and_nothing_that_runs_is_lost(tmp_path: Path) -> None:
     clock = Hand()
     journal = on_disk(tmp_path, segment=4096, keep_s=5.0, clock=clock)

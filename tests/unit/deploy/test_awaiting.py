@@ -1,5 +1,6 @@
 """Waiting for a cell, without Ray."""
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from deploy import awaiting
-from dspark.client import CellStatus, LaneStatus, ProcessStatus, find_cell
-from dspark.client.cell import write_cell
+from deploy.fleet import AnotherCell, NoAnswer
+from dspark.client import CellStatus, LaneStatus, NoCell, ProcessStatus, find_cell
+from dspark.client.cell import remove_cell, write_cell
 from dspark.errors import Unavailable
 from tests.noted_cell import CELL
 
@@ -30,7 +32,7 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
         _row("frontend/1", "new:4"),
         _row("verify/0", "new:5"),
     ]
-    ray = SimpleNamespace(resize=lambda *_: (2, 1), report=lambda _: rows)
+    ray = SimpleNamespace(resize=lambda *_: (2, 1, 700.0), report=lambda _: rows)
     waits = Mock(return_value=(1, 1))
     monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
     monkeypatch.setattr(awaiting, "operating", nullcontext)
@@ -38,8 +40,12 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     assert awaiting.scale(2, None, None, lambda _: None) == (1, 1)
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
-    client, report, *_ = waits.call_args.args
+    client, report, deadline, _ = waits.call_args.args
     assert (client, report()) == (cell, rows)
+    assert 690.0 < deadline - time.monotonic() <= 700.0, "as long as the controller says"
+    remove_cell()  # as another command does
+    with pytest.raises(NoCell):
+        report()
 
 
 VERIFIER, DRAFTER = (
@@ -79,6 +85,22 @@ def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
     names.append("verify/1")
     with pytest.raises(Unavailable, match="not connected in time: 1 of 2 lanes"):
         awaiting.await_lanes(client, report, 0.0, told.append)
+
+
+@pytest.mark.parametrize("wait", [awaiting.await_replicas, awaiting.await_lanes])
+def test_a_controller_that_ray_restarts_meanwhile_is_waited_for(
+    wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaiting, "REMIND_EVERY_S", 0.0)
+    told: list[str] = []
+    client = [Mock(status=Mock(return_value=CONNECTED))] * (wait is awaiting.await_lanes)
+    rows = [_row("verify/0"), _row("draft/0")]
+    report = Mock(side_effect=[NoAnswer("it does not answer"), rows])
+    wait(*client, report, float("inf"), told.append)
+    assert told[0] == "still waiting: it does not answer"
+    for gone in (Unavailable("the controller is gone"), AnotherCell("it is another's")):
+        with pytest.raises(type(gone), match=str(gone)):
+            wait(*client, Mock(side_effect=gone), float("inf"), told.append)
 
 
 def test_sizes_that_another_command_changes_meanwhile_are_waited_for() -> None:

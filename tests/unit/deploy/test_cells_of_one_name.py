@@ -101,6 +101,13 @@ def test_a_controller_whose_start_is_interrupted_is_ended(monkeypatch: pytest.Mo
     assert isinstance(error, KeyboardInterrupt)
 
 
+async def test_new_sizes_may_take_what_draining_and_starting_may(table: dict[str, bytes]) -> None:
+    config = ClusterConfig(target="t", drafter="d", drain_s=3600.0, start_timeout_s=70.0)
+    actor = cluster.DsparkController("mine", desired(config, {}), {}, config, AutoscaleConfig())
+    actor._loop.cancel()
+    assert await actor.resize(None, None, None) == (1, 1, 3670.0)
+
+
 def test_down_clears_its_state_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = Mock(close_cell=Mock(side_effect=AnotherCell("it is another's")))
     monkeypatch.setattr(down, "joined", lambda _: nullcontext(ray))

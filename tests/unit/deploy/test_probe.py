@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -88,16 +89,26 @@ async def test_an_announcement_says_all_of_a_worker_to_the_coordinator_that_is_t
         assert one.told == [("Bearer secret", draft, verify)]
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.EMFILE, ""), TimeoutError()])
-async def test_want_of_descriptors_and_silence_are_no_refusals(
-    failure: OSError, looking: Probe, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "asked"),
+    [
+        (OSError(errno.EMFILE, ""), False),
+        (socket.gaierror(socket.EAI_AGAIN, ""), False),
+        (socket.gaierror(socket.EAI_NONAME, ""), True),
+        (OSError(errno.EHOSTUNREACH, ""), True),
+        (TimeoutError(), True),
+    ],
+)
+async def test_only_a_refused_connection_is_a_refusal(
+    failure: OSError, asked: bool, looking: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An address that cannot be reached is silent, whoever is well there."""
     looking.misses, began = 1, looking.heard
     monkeypatch.setattr(asyncio, "open_connection", AsyncMock(side_effect=failure))
     await looking.look()
     assert looking.misses == 0
     # a process that nobody could ask is not silent
-    assert (looking.heard > began) is not isinstance(failure, TimeoutError)
+    assert (looking.heard == began) is asked
 
 
 FULL = grpc.aio.AioRpcError(

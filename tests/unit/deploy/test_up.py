@@ -15,7 +15,7 @@ import pytest
 
 from deploy import down, ray_environment, up
 from deploy.config import ClusterConfig
-from deploy.fleet import NothingStarted
+from deploy.fleet import NoAnswer, NothingStarted
 from deploy.head import Head
 from deploy.up import bring_up
 from dspark.client.cell import cell_file, write_cell
@@ -224,6 +224,24 @@ def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
         begin(LOCAL)
     assert not cell_file().exists()
+
+
+def test_a_controller_that_is_silent_as_its_cell_is_taken_down_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
+
+    def report(_: object) -> None:
+        cell_file().unlink()  # as `dspark down` does
+        raise NoAnswer("it is gone, or starts again")
+
+    ray = mock.Mock(report=report)
+    monkeypatch.setattr(up, "start_head", lambda token, cell_id, environ, noted, **_: noted(head))
+    monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(ray))
+    monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
+    monkeypatch.setattr(up, "reserve", lambda topology, *_, **__: (topology, ""))
+    with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
+        begin(replace(LOCAL, start_timeout_s=20.0))
 
 
 def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(

@@ -83,6 +83,18 @@ async def test_a_listener_that_is_open_to_strangers_is_refused_before_anything_i
             {"a.bind": "127.0.0.1:7999", "a.http": "127.0.0.1:7999"},
             "a.http: 127.0.0.1:7999 is what a.bind asks for, too",
         ),
+        (
+            {"a.bind": "0.0.0.0:7999", "a.http": "127.0.0.1:7999"},
+            "a.http: 127.0.0.1:7999 is what a.bind asks for, too",
+        ),
+        (
+            {"a.bind": "127.0.0.1:7999", "b.bind": "127.0.0.1:7998", "a.http": "0.0.0.0:7999"},
+            "a.http: 0.0.0.0:7999 is what a.bind asks for, too",
+        ),
+        (
+            {"a.bind": "[::]:7999", "a.http": "127.0.0.1:7999"},
+            "a.http: 127.0.0.1:7999 is what a.bind asks for, too",
+        ),
         ({"a.http": "nowhere"}, "a.http: 'nowhere' is not host:port"),
         ({"a.http": "a..b:7999"}, "a.http: 'a..b' is no name of a host"),
     ],
