@@ -54,14 +54,14 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
     if verifies:
         tokens = int(settings["kv_tokens"]) or KV_TOKENS
-        return HEAVY + weights + tokens * (row * number + _features(settings, number))
+        return HEAVY + weights + tokens * (row * number + _features(settings))
     if "target_layer_ids" in config:
         weights += _left_out(folder, keys) * number
     return HEAVY + weights + int(settings["context_tokens"]) * row * number
 
 
-def _features(settings: Mapping[str, Any], number: int) -> int:
-    """Bytes that a verifier on a processor keeps per token for drafters: taps and a row."""
+def _features(settings: Mapping[str, Any]) -> int:
+    """Bytes of the feature row that a verifier keeps per token for drafters."""
     folder = _folder(str(settings.get("drafter") or ""))
     if folder is None:
         return 0
@@ -71,7 +71,7 @@ def _features(settings: Mapping[str, Any], number: int) -> int:
         return 0
     if not config.target_layer_ids:  # drafters that read token ids alone
         return 0
-    return config.feature_size * number + config.hidden_size * _BYTES["bfloat16"]
+    return config.hidden_size * _BYTES["bfloat16"]
 
 
 def _row(keys: Keys, folder: Path) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from draft_service.context_table import Context, ContextTable
 from draft_service.interface import Rows
 from dspark.decoding.shaping import Shaper
-from dspark.model.family import ContextTokens, Drafter, Entries, PagedEntries
+from dspark.model.family import ContextTokens, Drafter, Entries
 from dspark.model.scratch import Scratch
 from dspark.pages import Slots, numbers_of, together
 from dspark.types import Refusal, SamplingParams
@@ -62,8 +62,6 @@ class ContextStore(ContextTable[DraftContext]):
         self._values = torch.empty(size, dtype=self._dtype, device=self._device)
         self._keys[:, slots], self._values[:, slots] = 0.0, 0.0
         width = drafter.width if self.in_order else 0
-        paged = (layers, self.pages.total, page_size, kv_heads, of.head_dim)
-        self._paged = [pool[:, :slots].view(paged) for pool in (self._keys, self._values)]
         self._rows = torch.empty(slots, width, dtype=self._dtype, device=self._device)
         self._token_ids = np.zeros(slots, np.int64)
         self._scratch = Scratch()
@@ -124,18 +122,6 @@ class ContextStore(ContextTable[DraftContext]):
             )
             self._make_next([lone] if lone is not None else behind)
             behind = [context for context in behind if context.made < context.watermark]
-
-    def paged(self, members: Sequence[tuple[int, int]]) -> PagedEntries:
-        """Entries of n members (sequence, number of entries), in the pages that hold them."""
-        longest = max(count for _, count in members)
-        blocks = np.zeros((len(members), max(self.pages.pages_for(longest), 1)), np.int32)
-        for row, (sequence, count) in zip(blocks, members, strict=True):
-            slots = numbers_of(self.pages.slots(sequence, 0, count)[:: self.pages.page_size])
-            row[: len(slots)] = slots // self.pages.page_size
-        lengths = torch.tensor([count for _, count in members], dtype=torch.int32)
-        return PagedEntries(
-            self._paged[0], self._paged[1], torch.from_numpy(blocks), lengths, longest
-        )
 
     def entries(self, members: Sequence[tuple[int, int]], room: int = 0) -> Entries:
         """Entries of n members (sequence, number of entries), padded to the longest and by `room`.

@@ -129,9 +129,8 @@ class DraftEngine(DraftEngineCore):
         )
 
     def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
-        """Splits items into batches, of similar context lengths where those are padded: padding
-        then costs at most about as much as the work itself."""
-        in_place = self.drafter.reads_pages
+        """Splits items into batches of similar context lengths: padding then costs at most about
+        as much as the work itself."""
         order = sorted(runnable, key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
         current: list[int] = []
@@ -142,7 +141,7 @@ class DraftEngine(DraftEngineCore):
             )
             padded = (len(current) + 1) * length
             full = len(current) >= self.config.max_batch_sequences
-            wasteful = not in_place and padded > 2 * (useful + length) + 2048
+            wasteful = padded > 2 * (useful + length) + 2048
             if current and (full or wasteful):
                 groups.append(current)
                 current, useful = [], 0
@@ -224,9 +223,7 @@ class DraftEngine(DraftEngineCore):
         at = Anchors(
             anchors,
             positions,
-            self._contexts.paged(members)
-            if self.drafter.reads_pages
-            else self._contexts.entries(members, self.drafter.room(slots)),
+            self._contexts.entries(members, self.drafter.room(slots)),
             self._contexts.rows_at(members) if self._lag else None,
         )
         return self.drafter.propose(at, slots), anchors

@@ -9,6 +9,7 @@ gets q as it was received.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import Counter
@@ -33,7 +34,7 @@ from verify_service.batch_runner import (
     RuleStatistics,
 )
 from verify_service.drafts import sound
-from verify_service.feature_store import PART, FeatureStore
+from verify_service.feature_store import FeatureStore
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass, Runner
 from verify_service.plan import Segment
@@ -75,8 +76,7 @@ class _Made(NamedTuple):
     scored: Sequence[ScoredPrompt | Refusal | None]  # per chunk
     last_logits: Sequence[Tensor | None]  # per chunk; None if it does not end its prompt
     committed: Sequence[_Committed]  # whose feature rows are kept
-    rows: Tensor | None  # these feature rows, or
-    taps: Tensor | None  # the taps to project them from later
+    rows: Tensor | None  # these feature rows; None if they could not be projected
 
 
 class PackedRunner:
@@ -136,7 +136,8 @@ class PackedRunner:
         ahead, taps = None, result.taps
         reads = any(row.state.keep_features for row in prepared.rows)
         if self._ahead and reads and self._store is not None and taps is not None:
-            ahead = self._store.under_way(taps[:row])
+            with contextlib.suppress(Exception):  # `_project` tries again, with fewer
+                ahead = self._store.under_way(taps[:row])
         near_ties: Counter[int] = Counter()
         decided = self._decide(prepared.rows, result, near_ties) if prepared.rows else []
         labels = self._watch.labels()
@@ -166,12 +167,8 @@ class PackedRunner:
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += len(chunk.token_ids)
         kept = [each for each in committed if each.state.keep_features]
-        # Rows of drafted rounds are sent with the next order. Those of plain rounds may never be
-        # needed, so on a CPU only their taps are kept; a long prompt's would hold others up then.
-        drafted = any(row.tokens > 1 for row in prepared.rows)
-        now = drafted or self._ahead or any(chunk.state.prompt_len > PART for chunk in chunks)
-        rows, owed = self._project(kept, taps, ahead, now=now)
-        return ExecutedBatch(prepared, saw, _Made(decided, scored, last_logits, kept, rows, owed))
+        rows = self._project(kept, taps, ahead)
+        return ExecutedBatch(prepared, saw, _Made(decided, scored, last_logits, kept, rows))
 
     def _decide(
         self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
@@ -205,19 +202,21 @@ class PackedRunner:
         ]
 
     def _project(
-        self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None, *, now: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Returns (rows, None) if `now`, else (None, taps)."""
+        self, kept: Sequence[_Committed], taps: Tensor | None, ahead: Tensor | None
+    ) -> Tensor | None:
+        """The feature rows of committed tokens; None if that fails, which costs the rows alone."""
         if not kept or self._store is None:
-            return None, None
-        if ahead is not None:
-            return torch.cat(
-                [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
-            ), None
-        picked = _picked(taps, kept)
-        if now:
-            return self._store.project(picked, sum(len(each.token_ids) for each in kept)), None
-        return None, picked
+            return None
+        try:
+            if ahead is not None:
+                return torch.cat(
+                    [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
+                )
+            count = sum(len(each.token_ids) for each in kept)
+            return self._store.project(_picked(taps, kept), count)
+        except Exception as error:
+            log.error("rows.not_projected", sequences=len(kept), exc_info=error)
+            return None
 
     def commit(self, executed: ExecutedBatch) -> list[Verdict | Refusal]:
         """Commits a pass to its sequences; returns each outcome. Those dropped since keep their
@@ -245,10 +244,7 @@ class PackedRunner:
             kv_cache.keep_state(chunk.state)
             if logits is not None:
                 chunk.state.last_logits = logits
-        try:
-            self._keep(made)
-        except Exception as error:  # rows are for drafts: without them the verdicts stand
-            log.error("rows.not_kept", sequences=len(made.committed), exc_info=error)
+        if not self._keep(made):  # rows are for drafts: without them the verdicts stand
             for kept in made.committed:
                 kept.state.keep_features, kept.state.salt = False, None
         for chunk in prepared.chunks:
@@ -278,19 +274,23 @@ class PackedRunner:
         state.round = item.cursor.round
         return Verdict(tokens, len(item.draft_ids), item.spoilt, logprobs, form)
 
-    def _keep(self, made: _Made) -> None:
-        """Stores feature rows, or owes them, in one call: a cohort has a row or two per
-        sequence."""
-        rows, taps, kept = made.rows, made.taps, made.committed
+    def _keep(self, made: _Made) -> bool:
+        """Stores feature rows, in one call: a cohort has a row or two per sequence. False if they
+        could not be made or stored."""
+        kept = made.committed
         if not kept or self._store is None:
-            return
-        slots = self._kv_cache.where(
-            [(each.state, each.start, len(each.token_ids)) for each in kept]
-        )
-        if rows is not None:
-            self._store.put(slots, rows)
-        else:
-            self._store.put_later(slots, taps)
+            return True
+        if made.rows is None:
+            return False
+        try:
+            slots = self._kv_cache.where(
+                [(each.state, each.start, len(each.token_ids)) for each in kept]
+            )
+            self._store.put(slots, made.rows)
+        except Exception as error:
+            log.error("rows.not_kept", sequences=len(kept), exc_info=error)
+            return False
+        return True
 
 
 def _commit_chunk(chunk: PromptChunk, scored: ScoredPrompt | Refusal | None) -> None:

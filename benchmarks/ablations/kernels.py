@@ -43,15 +43,12 @@ class Without:
     compiled: bool = False
 
 
-_NO_BLOCKS = "dspark.native.attention.PagedAttention.for_blocks"
 _NO_HALF = "dspark.model.products.half_works"
 KERNELS = {
-    "attention": Without({"attention_kernel": False}, loading=(_NO_BLOCKS,)),
+    "attention": Without({"attention_kernel": False}),
     "half products": Without(loading=(_NO_HALF,)),
     "lean layers": Without({"lean_layers": False}),
-    "torch.compile": Without(
-        {"attention_kernel": False, "lean_layers": False}, (_NO_BLOCKS,), compiled=True
-    ),
+    "torch.compile": Without({"attention_kernel": False, "lean_layers": False}, compiled=True),
 }
 
 

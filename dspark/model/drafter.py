@@ -20,9 +20,8 @@ from torch import Tensor
 from dspark.model.attention import Attention, Projected, for_padded_context, for_training
 from dspark.model.config import DrafterConfig
 from dspark.model.context import ContextProjection
-from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, EntryNeeds, PagedEntries
+from dspark.model.family import Anchors, ContextTokens, Drafter, Entries, EntryNeeds
 from dspark.model.heads import ConfidenceHead, SequentialHead, build_head, sureness
-from dspark.native.attention import PagedAttention, Tables
 
 # Attention of one layer: (its number, its attention, the block's projected rows) -> [n, k, H].
 Attend = Callable[[int, Attention, Projected], Tensor]
@@ -35,7 +34,6 @@ class BlockDrafter(Drafter, ContextProjection):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
-        self._paged: PagedAttention | None = None
         self.markov_head: SequentialHead = build_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
 
@@ -44,9 +42,6 @@ class BlockDrafter(Drafter, ContextProjection):
     def serve(self) -> None:
         super().serve()
         self.markov_head.serve()
-        on_host = self.device.type == "cpu" and self.dtype == torch.float32
-        self._paged = PagedAttention.for_blocks() if on_host else None
-        self.reads_pages = self._paged is not None
 
     def ingest(self, tokens: ContextTokens, past: Entries | None = None) -> tuple[Tensor, Tensor]:
         """Entries of rows alone: any order, any number at once."""
@@ -70,11 +65,7 @@ class BlockDrafter(Drafter, ContextProjection):
     def _block(self, at: Anchors, slots: int) -> Tensor:
         """Hidden states of one block per sequence: [n, k, H], the input of `BlockProposal`."""
         hidden, angles = self.block_inputs(at.ids, at.positions, self.room(slots))
-        attend = (
-            self._in_pages(at.context, hidden)
-            if isinstance(at.context, PagedEntries)
-            else self._padded(at.context, hidden)
-        )
+        attend = self._padded(at.context, hidden)
         for index, layer in enumerate(self.draft_layers()):
             block = layer.self_attn.project(layer.input_layernorm(hidden), angles)
             hidden = layer.after(hidden, attend(index, layer.self_attn, block))
@@ -107,21 +98,6 @@ class BlockDrafter(Drafter, ContextProjection):
                     torch.cat((value, block.value), dim=1),
                 )
             return attention.attend(block.query, key, value, mask)
-
-        return attend
-
-    def _in_pages(self, context: PagedEntries, inputs: Tensor) -> Attend:
-        """Attention of inputs [n, q, H] that reads the context in pages, by the CPU kernel."""
-        kernel, (n, size, _) = self._paged, inputs.shape
-        assert kernel is not None
-        first = torch.arange(0, n * size + 1, size, dtype=torch.int32)
-        tables = Tables(first, context.lengths, context.blocks, size, context.longest)
-
-        def attend(layer: int, attention: Attention, block: Projected) -> Tensor:
-            query, *own = (part.flatten(0, 1) for part in block)
-            keys, values = context.keys[layer], context.values[layer]
-            out = kernel(query, keys, values, tables, attention.scale, own=(own[0], own[1]))
-            return attention.output(out.view(n, size, -1))
 
         return attend
 

@@ -77,23 +77,13 @@ class Entries(NamedTuple):
     room: int = 0
 
 
-class PagedEntries(NamedTuple):
-    """Entries of n sequences in their pages."""
-
-    keys: Tensor  # [L, pages, page size, Hkv, hd], normed and rotated
-    values: Tensor  # [L, pages, page size, Hkv, hd]
-    blocks: Tensor  # [n, P] int32, the pages of each sequence
-    lengths: Tensor  # [n] int32, entries that count
-    longest: int  # of the lengths
-
-
 class Anchors(NamedTuple):
     """The newest tokens of n sequences, and what their blocks read."""
 
     ids: Tensor  # [n] int64
     # [n] int64, lengths + needs.lag; families that need rows alone may lack the newest entries
     positions: Tensor
-    context: Entries | PagedEntries  # the latter where `reads_pages`
+    context: Entries
     last_rows: Tensor | None = None  # [n, H] the row before the anchor, where needs.lag
 
 
@@ -163,7 +153,6 @@ class Drafter(Projection, ABC):
     """
 
     needs: EntryNeeds
-    reads_pages = False  # set by `serve`: whether `propose` takes PagedEntries
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)

@@ -20,8 +20,8 @@ INLINE void score(struct rows q, struct pages at, struct span span, float *weigh
     for (int j = span.first; j < span.last;) {
         struct stretch here = keys_of(at, span, j);
         for (; j < here.stop; j++) {
-            const float *restrict key = here.rows + j * here.slot;
-            fetch(here.next + j * here.slot, size);
+            const float *restrict key = here.rows + j * at.slot;
+            fetch(here.next + j * at.slot, size);
             float *to = weights + j - span.first;
             for (int i = 0; i < span.queries; i++) {
                 for (int h = 0; h < span.ratio; h++, to += keys) {
@@ -60,8 +60,8 @@ INLINE void weigh(struct rows out, struct pages at, struct span span,
         for (int j = span.first; j < span.last;) {
             struct stretch here = values_of(at, span, j);
             for (; j < here.stop; j++) {
-                const float *restrict value = here.rows + j * here.slot + from;
-                if (r == 0) fetch(here.next + j * here.slot + from, width);
+                const float *restrict value = here.rows + j * at.slot + from;
+                if (r == 0) fetch(here.next + j * at.slot + from, width);
                 for (int a = 0; a < count; a++) {
                     float weight = weights[a * keys + j - span.first];
                     for (int d = 0; d < width; d++) sums[a][d] += weight * value[d];
@@ -88,7 +88,7 @@ INLINE void attend(struct rows out, struct rows q, struct pages at, struct span 
 
 struct call {
     float *out, *q;
-    const float *k, *v, *own_k, *own_v;
+    const float *k, *v;
     const int32_t *cu_q, *used_k, *blocks, *dims;
     const int64_t *strides;
     float scale;
@@ -103,28 +103,23 @@ WIDEST static void attend_some(void *arg) {
     const int ratio = heads / kv_heads;
     const int64_t *strides = c->strides;
     const int wide = has_wide();
-    float *space = malloc(
-        sizeof(float) * (size_t)wide_space(c->dims[7] * ratio, c->dims[8] + c->dims[7], size));
+    float *space = malloc(sizeof(float) * (size_t)wide_space(c->dims[7] * ratio, c->dims[8], size));
     if (!space) return;
     for (int item;
          (item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < sequences * kv_heads;) {
         int n = item / kv_heads, h = item % kv_heads;
-        int queries = c->cu_q[n + 1] - c->cu_q[n], paged = c->used_k[n];
-        int last = paged + (c->own_k ? queries : 0);
+        int queries = c->cu_q[n + 1] - c->cu_q[n], last = c->used_k[n];
         int first = window > 0 && last - queries + 1 > window ? last - queries + 1 - window : 0;
         int after = item + 1 < sequences * kv_heads ? item + 1 : item;
         int64_t begin = (int64_t)c->cu_q[n] * heads * size + h * ratio * size;
-        int64_t own = c->own_k ? c->cu_q[n] * strides[5] + h * strides[6] : 0;
-        struct span span = {first, last, queries, ratio, window, c->own_k != 0};
+        struct span span = {first, last, queries, ratio, window};
         struct rows to = {c->out + begin, (int64_t)heads * size, size};
         struct rows from = {c->q + c->cu_q[n] * strides[0] + h * ratio * strides[1], strides[0],
                             strides[1]};
         struct pages at = {
             .k = c->k + h * strides[4], .v = c->v + h * strides[4],
             .page = strides[2], .slot = strides[3],
-            .table = c->blocks + (int64_t)n * pages, .size = page_size, .paged = paged,
-            .own_k = c->own_k ? c->own_k + own : 0, .own_v = c->own_k ? c->own_v + own : 0,
-            .own_slot = strides[5],
+            .table = c->blocks + (int64_t)n * pages, .size = page_size,
             .then = c->k + c->blocks[after / kv_heads * (int64_t)pages] * strides[2] +
                     after % kv_heads * strides[4],
         };
@@ -137,35 +132,32 @@ WIDEST static void attend_some(void *arg) {
 }
 
 /* Raise it whenever the arguments of a function of this library change. */
-int dspark_interface(void) { return 9; }
+int dspark_interface(void) { return 10; }
 
 /* Up to how many queries of a sequence this is faster than gathering pages for a matrix product. */
 int dspark_attend_most(void) { return has_wide() ? 16 : 8; }
 
-/* Queries read the keys in pages of their sequence up to their own, which are the last; or, where
-   `own_k` and `own_v` are given, all keys in pages and all of those, one for each query of the
-   sequence.
+/* Queries read the keys of their sequence up to their own, which are the last.
 
    Returns 0; 1 without memory for the weights of one head; 2 for tables that name pages or keys
    that do not exist. `parallel`, of the OpenMP runtime that torch uses, runs the work on `threads`
    threads; without it, or for little work, one thread does it. */
-int dspark_attend(float *out, float *q, const float *k, const float *v, const float *own_k,
-                  const float *own_v, const int32_t *cu_q, const int32_t *used_k,
-                  const int32_t *blocks, const int32_t *dims, const int64_t *strides, float scale,
+int dspark_attend(float *out, float *q, const float *k, const float *v, const int32_t *cu_q,
+                  const int32_t *used_k, const int32_t *blocks, const int32_t *dims,
+                  const int64_t *strides, float scale,
                   void (*parallel)(void (*)(void *), void *, unsigned, unsigned), int threads) {
     const int sequences = dims[0], pages = dims[1], page_size = dims[2];
     const int max_q = dims[7], max_k = dims[8];
     if (pages < 1 || cu_q[0] != 0 || cu_q[sequences] != dims[10]) return 2;
     for (int n = 0; n < sequences; n++) {
         int queries = cu_q[n + 1] - cu_q[n];
-        if (queries < 0 || queries > max_q || used_k[n] < 0 || (!own_k && queries > used_k[n]))
-            return 2;
+        if (queries < 0 || queries > max_q || queries > used_k[n]) return 2;
         if (used_k[n] > max_k || used_k[n] > (int64_t)pages * page_size) return 2;
         for (int p = 0; p * page_size < used_k[n]; p++)
             if (blocks[(int64_t)n * pages + p] < 0 || blocks[(int64_t)n * pages + p] >= dims[9])
                 return 2;
     }
-    struct call call = {out, q, k, v, own_k, own_v, cu_q, used_k, blocks, dims, strides, scale, 0};
+    struct call call = {out, q, k, v, cu_q, used_k, blocks, dims, strides, scale, 0};
     if (parallel && threads > 1 && sequences * dims[4] > 1)
         parallel(attend_some, &call, (unsigned)threads, 0);
     else attend_some(&call);

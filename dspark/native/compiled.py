@@ -15,10 +15,10 @@ import torch
 
 P, F32 = ctypes.c_void_p, ctypes.c_float
 
-_INTERFACE = 9  # what `dspark_interface` returns
+_INTERFACE = 10  # what `dspark_interface` returns
 
 _ARGUMENTS: dict[str, tuple[list[type], type | None]] = {
-    "dspark_attend": ([*[P] * 11, F32, P, ctypes.c_int], ctypes.c_int),
+    "dspark_attend": ([*[P] * 9, F32, P, ctypes.c_int], ctypes.c_int),
     "dspark_attend_most": ([], ctypes.c_int),
 }
 

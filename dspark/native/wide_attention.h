@@ -112,8 +112,8 @@ WIDE INLINE void score_wide(const float *q, struct pages at, struct span span, f
             const float *key[KEY_BLOCK];
             for (int i = 0; i < KEY_BLOCK; i++) {
                 int row = j + i < stop ? j + i : stop - 1;
-                key[i] = here.rows + row * here.slot;
-                fetch(here.next + row * here.slot, size);
+                key[i] = here.rows + row * at.slot;
+                fetch(here.next + row * at.slot, size);
             }
             float *to = weights + j - span.first;
             int r = 0;
@@ -190,10 +190,10 @@ WIDE INLINE void weigh_wide(struct rows out, struct pages at, struct span span,
             struct stretch here = values_of(at, span, j);
             const float *weight = weights - span.first;
             for (; j < here.stop; j++) {
-                struct quad value = quad_load(here.rows + j * here.slot + from,
+                struct quad value = quad_load(here.rows + j * at.slot + from,
                                               size % 64 ? size - from : 64);
                 if (r == 0)
-                    fetch(here.next + j * here.slot + from, size - from < 64 ? size - from : 64);
+                    fetch(here.next + j * at.slot + from, size - from < 64 ? size - from : 64);
                 w = quad_add(w, weight[j], value);
                 x = quad_add(x, weight[step + j], value);
                 if (count == 2) continue;

@@ -209,9 +209,7 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     assert 2 * half == pytest.approx(one, rel=1e-3)
     assert verifier(golden_target, kv_tokens=1999) - one == one - empty > 0
     drafted = verifier(golden_target, drafter=str(golden_drafter), kv_tokens=1000)
-    config = read_drafter_config(golden_drafter)
-    of_token = 4 * config.feature_size + 2 * config.hidden_size  # taps in float32, rows in half
-    assert drafted - one == 1000 * of_token
+    assert drafted - one == 1000 * 2 * read_drafter_config(golden_drafter).hidden_size
     assert drafter(golden_drafter, context_tokens=1000) > drafter(golden_drafter)
     without_tables(PAIR / "drafter", tmp_path / "shared", target=PAIR / "target")
     whole = pytest.approx(drafter(PAIR / "drafter"), rel=1e-2)

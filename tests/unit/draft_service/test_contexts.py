@@ -10,7 +10,6 @@ from draft_service.interface import Rows
 from dspark.model.checkpoint import load_drafter
 from dspark.model.drafter import BlockDrafter
 from dspark.model.family import Anchors
-from dspark.native.compiled import kernels
 from dspark.types import Cursor, RefusalReason
 
 
@@ -94,26 +93,6 @@ def test_a_block_whose_own_stand_in_the_room_behind_the_context_is_the_same(
             size = (len(store._keys), len(counts), 60 + room, *store._keys.shape[2:])
             written = store._scratch.room("k", store._keys, *size)[:, :, 60:]
             assert bool(written.any()) == (room == drafter.room(3)), "its own, if the room fits"
-
-
-@pytest.mark.skipif(kernels() is None, reason="no C compiler has built the kernels")
-@pytest.mark.parametrize("counts", [(9, 60), (60,), (9, 0)])
-def test_a_block_that_reads_its_context_in_place_is_the_same(
-    golden_drafter: Path, counts: tuple[int, ...]
-) -> None:
-    drafter = load_drafter(golden_drafter).requires_grad_(False)
-    drafter.serve()
-    assert drafter.reads_pages
-    store = scattered(drafter)
-    store._keys[:, store.pages.slots(3, 0, 16)] = float("nan")  # what others hold is not read
-    members = [(4 if count == 60 else 1, count) for count in counts]
-    anchors, positions = torch.arange(5, 5 + len(counts)), torch.tensor(counts)
-    with torch.inference_mode():
-        made, expected = (
-            drafter.propose(Anchors(anchors, positions, context), 3).hidden
-            for context in (store.paged(members), store.entries(members))
-        )
-    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scattered_contexts_are_gathered_and_padding_is_no_garbage(drafter: BlockDrafter) -> None:

@@ -40,14 +40,6 @@ def kernel() -> PagedAttention:
 
 
 @pytest.fixture
-def of_blocks() -> PagedAttention:
-    """Of blocks of queries that see all kept keys and each other."""
-    made = PagedAttention.for_blocks()
-    assert made is not None
-    return made
-
-
-@pytest.fixture
 def served() -> Any:
     """The kernel that a verifier has."""
     name, made = kernels.find(CPU, torch.float32, 16) or ("", None)
@@ -176,7 +168,7 @@ def test_a_long_prompt_and_a_step_read_what_the_other_wrote(served: Any) -> None
 
 def test_without_the_library_keys_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "kernels", lambda: None)
-    assert kernels.find(CPU, torch.float32, 16) is PagedAttention.for_blocks() is None
+    assert kernels.find(CPU, torch.float32, 16) is None
 
 
 @needs_kernels
@@ -187,63 +179,20 @@ def test_it_is_found_for_every_page_size() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("seed", range(24))
-def test_any_shape_of_blocks_comes_out_as_by_formula(of_blocks: PagedAttention, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    size = int(draw.choice([6, 16, 20, 64, 80, 128, 256]))
-    kv_heads, ratio, members, queries = (int(draw.integers(1, most + 1)) for most in (3, 4, 5, 13))
-    page_size = int(draw.choice([1, 4, 16]))
-    lengths = draw.integers(0, 90, members)
-    pages = max(int(-(-lengths.max() // page_size)), 1)
-    blocks = torch.from_numpy(draw.permutation(members * pages)).view(members, pages).int()
-    first = torch.arange(0, members * queries + 1, queries).int()
-    tables = Tables(first, torch.from_numpy(lengths).int(), blocks, queries, int(lengths.max()))
-    # views, as layers hand them over
-    qkv = torch.randn(members * queries, kv_heads * (ratio + 2), size)
-    query, own_k, own_v = qkv.split([kv_heads * ratio, kv_heads, kv_heads], dim=1)
-    keys, values = (torch.randn(members * pages, page_size, kv_heads, size) for _ in "kv")
-    made = of_blocks(query, keys, values, tables, 1.5 * size**-0.5, own=(own_k, own_v))
-    for n, length in enumerate(lengths.tolist()):
-        rows = slice(n * queries, (n + 1) * queries)
-        seen_k, seen_v = (
-            torch.cat((pool[blocks[n].long()].flatten(0, 1)[:length], own[rows])).repeat_interleave(
-                ratio, 1
-            )
-            for pool, own in ((keys, own_k), (values, own_v))
-        )
-        weights = (torch.einsum("qhd,khd->hqk", query[rows], seen_k) * 1.5 * size**-0.5).softmax(-1)
-        expected = torch.einsum("hqk,khd->qhd", weights, seen_v)
-        torch.testing.assert_close(made[rows], expected, rtol=1e-5, atol=1e-5)
-
-
-@needs_kernels
-def test_other_forms_of_blocks_are_refused(of_blocks: PagedAttention) -> None:
+def test_other_forms_are_refused(kernel: PagedAttention) -> None:
+    q, pool = torch.randn(2, 4, 8), torch.randn(2, 4, 2, 8)
     tables = Tables(ints(0, 2), ints(3), ints([1]), 2, 4)
-    q, own, pool = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 4, 2, 8)
-    right = {"q": q, "k": pool, "v": pool, "at": tables, "own": (own, own)}
-    of_blocks(**right)
-    bare = {"own": None}
+    right = {"q": q, "k": pool, "v": pool, "at": tables}
+    kernel(**right)
     for wrong in (
-        {"own": (own[:1], own[:1])},
-        {"window": 2},
-        {"own": (own.double(), own.double())},
-        bare | {"q": q.double()},
-        bare | {"k": pool.bfloat16(), "v": pool.bfloat16()},
-        bare | {"v": pool.bfloat16()},
-        bare | {"k": pool[..., :4], "v": pool[..., :4]},
-        bare | {"q": q[:, :3]},
+        {"q": q.double()},
+        {"k": pool.bfloat16(), "v": pool.bfloat16()},
+        {"v": pool.bfloat16()},
+        {"k": pool[..., :4], "v": pool[..., :4]},
+        {"q": q[:, :3]},
         {"at": tables._replace(used_k=torch.tensor([3]))},
         {"at": tables._replace(used_k=ints(3, 3))},
         {"at": tables._replace(blocks=ints([1, 0], [1, 0])[:, :1])},
     ):
         with pytest.raises(NotImplementedError):
-            of_blocks(**right | wrong)
-
-
-@needs_kernels
-def test_where_the_trial_comes_out_wrong_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = PagedAttention.__call__
-    monkeypatch.setattr(
-        PagedAttention, "__call__", lambda *given, **named: honest(*given, **named) * 1.01
-    )
-    assert PagedAttention.for_blocks() is None
+            kernel(**right | wrong)

@@ -61,7 +61,7 @@ def test_a_drafter_of_any_size_can_be_measured(
     assert engine.held.sequences == 0
 
 
-def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_kept(
+def test_rounds_pay_for_the_projection_of_what_they_commit_where_rows_are_kept(
     golden_target: Path, golden_drafter: Path
 ) -> None:
     engine = VerifyEngine.load(VerifyConfig(target=str(golden_target), drafter=str(golden_drafter)))
@@ -72,13 +72,12 @@ def test_plain_rounds_pay_for_no_projection_and_drafted_ones_for_rows_that_are_k
     for sequence, keep in ((1, False), (2, True)):
         text = [5, 6, 7, take_in(engine, sequence, [5, 6, 7], longest=20, keep=keep)]
         (verdict,) = judged(engine, item(sequence, 1, text))
-        assert calls == []
         text.append(verdict.tokens[-1])
-        judged(engine, item(sequence, 2, text, [9]))
-        assert len(calls) == keep, "of the one whose rows are kept"
-        calls.clear()
+        (verdict,) = judged(engine, item(sequence, 2, text, [9]))
+        assert calls == ([3, 1, 1 + verdict.accepted] if keep else [])
+    calls.clear()
     engine.features(Cursor(2, 1, 3, 5), 0)
-    assert len(calls) == 1, "what plain rounds owe"
+    assert calls == [], "rows are kept as they are read"
 
 
 def test_what_a_sequence_costs_is_what_spreading_the_tokens_cost_more() -> None:

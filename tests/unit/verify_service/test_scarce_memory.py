@@ -162,20 +162,20 @@ def test_a_prompt_that_was_let_go_gives_its_place_in_the_round_to_the_next(load:
 
 
 class Fragile:
-    """A target that cannot bear some sequences, more of them than `most`, or prompts; or a
-    projection behind it."""
+    """A target that cannot bear some sequences, more of them than `most`, or prompts; or a rule
+    behind it."""
 
     def __init__(self, engine: VerifyEngine, *, behind: bool = False) -> None:
         self.bad: set[int] = set()
         self.most = 99
         self.passes = 0
         where: Any = engine._step if behind else engine._runner
-        name = "_project" if behind else "run"
+        name = "_decide" if behind else "run"
         self._inner = getattr(where, name)
         setattr(where, name, self._planted)
 
     def _planted(self, segments: Any, *more: Any, **named: Any) -> Any:
-        """segments: of a pass, or what of them was committed."""
+        """segments: of a pass, or rows of its items."""
         self.passes += 1
         states = (each.key if hasattr(each, "key") else each.state for each in segments)
         keys = {state.sequence for state in states}
@@ -333,15 +333,23 @@ def test_what_made_no_numbers_is_in_no_cache(load: Load) -> None:
     assert engine.held.pages_held == 0
 
 
-def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(load: Load) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["processor", "card"])
+@pytest.mark.parametrize("step", ["project", "put"])
+def test_rows_that_cannot_be_kept_cost_drafts_and_no_verdict(
+    load: Load, step: str, ahead: bool
+) -> None:
     engine = load(page_size=8)
+    engine._step._ahead = ahead
     calm = answered(engine, 1, len(PROMPT) + 2)
     other = [*PROMPT, take_in(engine, 2, PROMPT)]
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    engine._kv_cache.store.put_later = full
+    store = engine._kv_cache.store
+    setattr(store, step, full)
+    if step == "project":
+        store.under_way = full
     say(engine, {2: other})
     assert other == calm
     assert not engine._kv_cache.states[2].keep_features

@@ -12,7 +12,6 @@ from dspark.model.checkpoint import load_drafter, load_target
 from dspark.model.target import TargetTaps
 from dspark.types import NO_Q, Cursor, RefusalReason, Rule, SamplingParams, SparseQ, Verdict
 from tests.engine_steps import GREEDY, PROMPT, item, judged, line_up, rows_of, take_in, why
-from verify_service import packed_runner
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine import VerifyEngine
 
@@ -100,18 +99,6 @@ def test_rows_of_plain_rounds_are_there_when_they_are_asked_for(
         torch.testing.assert_close(
             rows_of(whole).float(), expected, rtol=1e-2, atol=1e-2, msg=f"bf16, of {sequence}"
         )
-
-
-def test_rows_of_a_long_prompt_are_projected_with_its_passes(
-    engine: VerifyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To project them all when they are first read would hold others up."""
-    monkeypatch.setattr(packed_runner, "PART", 5)
-    owed = engine._step._store._owed
-    take_in(engine, 1, [3, 17, 90, 41, 5])
-    assert owed.sum() == 5
-    take_in(engine, 2, [3, 17, 90, 41, 5, 6])
-    assert owed.sum() == 5
 
 
 @pytest.mark.parametrize("rule", list(Rule))
