@@ -165,9 +165,8 @@ def scale(
         deadline = time.monotonic() + within_s
 
         def report() -> list[dict[str, Any]]:
-            rows: list[dict[str, Any]] = cluster.report(
-                find_cell()
-            )  # there is none once it is down
+            # NoCell once another command has taken it down
+            rows: list[dict[str, Any]] = cluster.report(find_cell())
             return rows
 
         with operating(as_placed(cell, await_replicas(report, deadline, say))) as client:
