@@ -19,12 +19,7 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 from dspark.training.chat import Chat
-from dspark.training.disk import (
-    content_digest,
-    read_rows,
-    save_tensors,
-    write_whole,
-)
+from dspark.training.disk import content_digest, read_rows, save_tensors, write_whole
 from dspark.training.split import are_ids
 from dspark.whole_file import check_apart
 
