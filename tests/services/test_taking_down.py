@@ -215,17 +215,3 @@ def test_it_stays_while_the_cell_answers_and_leaves_when_it_was_taken_down(
         leaving.start()
         lifecycle._stay(cell)
         leaving.join()
-
-
-def test_it_stays_with_a_coordinator_that_ray_moved_to_another_node(
-    ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "SILENT_S", 1.0)
-    with HttpCell(workers=False, http=None) as running:
-        cell = _cell(f"127.0.0.1:{free_ports(1)[0]}", 0)
-        moved = replace(cell, endpoint=running.coordinator.endpoint)
-        monkeypatch.setattr(awaiting, "beside", lambda code, within_s: write_cell(moved))
-        leaving = threading.Timer(2.5, remove_cell)
-        leaving.start()
-        lifecycle._stay(cell)
-        leaving.join()
