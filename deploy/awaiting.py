@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from deploy.down import Say, answers, beside, operating
+from deploy.down import RAY_S, Say, answers, beside, operating
 from deploy.fleet import NoAnswer
 from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
@@ -18,7 +18,6 @@ from dspark.errors import DsparkError, Unavailable, WrongCommand
 
 POLL_S = 0.1
 REMIND_EVERY_S = 10.0
-LOOK_S = 30.0  # longest look for where a cell is by now
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 Report = Callable[[], list[dict[str, Any]]]  # of a controller
 LATE = "the coordinator is up but not connected in time:"
@@ -93,7 +92,7 @@ def look_again(cell: Cell) -> None:
     cluster of several nodes its coordinator may have started again on another one. Whoever reads
     the file next tells what is wrong otherwise."""
     if not cell.ray_pid and not (answers(cell) and answers(cell, cell.for_clients)):
-        beside("from deploy.awaiting import place_again; place_again()", LOOK_S)
+        beside("from deploy.awaiting import place_again; place_again()", RAY_S)
 
 
 def place_again() -> None:
