@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from deploy.down import RAY_S, Say, answers, beside, operating
+from deploy.down import Say, operating
 from deploy.fleet import NoAnswer
 from deploy.ray_environment import joined
 from deploy.topology import WORKERS, ProcessRole
@@ -85,23 +84,6 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
     )
     write_cell(cell)
     return cell
-
-
-def look_again(cell: Cell) -> None:
-    """Brings the state file up to date if the cell does not answer at its addresses: on a Ray
-    cluster of several nodes its coordinator may have started again on another one. Whoever reads
-    the file next tells what is wrong otherwise."""
-    if not cell.ray_pid and not (answers(cell) and answers(cell, cell.for_clients)):
-        beside("from deploy.awaiting import place_again; place_again()", RAY_S)
-
-
-def place_again() -> None:
-    """Writes the addresses that the controller reports to the state file, once it knows them all;
-    the whole life of a process."""
-    with contextlib.suppress(DsparkError), joined(cell := find_cell()) as cluster:
-        rows = cluster.report(cell)
-        if all(row["endpoint"] for row in rows if not row["name"].startswith(WORKERS)):
-            as_placed(cell, rows)
 
 
 def missing(status: CellStatus, verifiers: int, drafters: int) -> str:

@@ -52,7 +52,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
             write_cell(replace(cell, leaving="yes"))
         if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
-            beside(f"from deploy.down import drain; drain({grace_s!r})", 2 * grace_s + RAY_S)
+            _beside(grace_s)
         left = stop_head(
             Head(
                 cell.ray_address, own(cell.ray_pid, cell.cell_id), Path(cell.ray_dir), cell.cell_id
@@ -77,17 +77,16 @@ def take_down_wholly(say: Say, grace_s: float = GRACE_S) -> None:
             return take_down(say, within_s)
 
 
-def beside(code: str, within_s: float) -> None:
-    """Runs what asks Ray in another process: a Ray that hangs would keep this one, and ends who has
-    joined it. What it prints is dropped, and it is killed after `within_s`."""
+def _beside(grace_s: float) -> None:
+    """Drains the cell from another process: a Ray that hangs would keep this one, and ends who has
+    joined it. What does not listen is ended all the same."""
+    drain = f"from deploy.down import drain; drain({grace_s!r})"
     with contextlib.suppress(subprocess.TimeoutExpired):
-        words = [sys.executable, "-P", "-c", code]
-        subprocess.run(words, timeout=within_s, capture_output=True)
+        subprocess.run([sys.executable, "-P", "-c", drain], timeout=2 * grace_s + RAY_S)
 
 
 def drain(grace_s: float) -> None:
-    """Drains the cell of the state folder; the whole life of a process. What does not listen is
-    ended all the same."""
+    """Drains the cell of the state folder; the whole life of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command kills it then
     with contextlib.suppress(DsparkError):
         close_remote(find_cell(), lambda _: None, grace_s)
@@ -128,10 +127,10 @@ def under_way(cell: Cell) -> str:
     return f"{count} requests" if count else ""
 
 
-def answers(cell: Cell, target: str = "") -> bool:
-    """Whether the coordinator of the cell, or another target of gRPC, answers a health check."""
+def answers(cell: Cell) -> bool:
+    """Whether the coordinator of the cell answers a health check."""
     try:
-        with sync_channel(target or cell.endpoint, tls=cell.tls()) as channel:
+        with sync_channel(cell.endpoint, tls=cell.tls()) as channel:
             health_of(channel, "")
     except (grpc.RpcError, ConfigError, OSError):  # files of certificates may be changing
         return False

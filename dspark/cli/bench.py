@@ -16,7 +16,6 @@ from dspark.cli.options import (
     RULES,
     add_endpoint,
     credentials,
-    follow_cell,
     natural,
     numbers_above_0,
     positive,
@@ -192,7 +191,6 @@ def _endpoints(args: argparse.Namespace) -> list[Endpoint]:
                 "policy: policies and rules are this project's; an OpenAI-style server has none"
             )
         return [OpenAiEndpoint(args.openai, args.model, sampling, api_key=key)]
-    follow_cell(args.endpoint)
     _, endpoint, token, tls = whom_to_call(args.endpoint, **credentials(args))
     return [
         GrpcEndpoint(

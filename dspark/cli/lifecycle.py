@@ -90,15 +90,13 @@ def _stay(cell: Cell) -> None:
     Unavailable if the cell has ended by itself or does not answer; if it has a Ray cluster of its
     own, that is taken down.
     """
-    from deploy.awaiting import look_again
     from deploy.down import answers, take_down_wholly
     from dspark.client.cell import NoCell, find_cell, is_alive
 
     there = answered = time.monotonic()
     with contextlib.suppress(NoCell):
         try:
-            while (noted := find_cell()).cell_id == cell.cell_id:
-                cell = noted
+            while find_cell().cell_id == cell.cell_id:
                 now = time.monotonic()
                 there = now if not cell.ray_pid or is_alive(cell.ray_pid) else there
                 answered = now if answers(cell) else answered
@@ -113,7 +111,6 @@ def _stay(cell: Cell) -> None:
                         else "; it was left as it is, `dspark down` takes it down"
                     )
                     raise Unavailable(f"no answer at {cell.endpoint} for {SILENT_S:g} s{left}")
-                look_again(cell)
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             take_down_wholly(say)

@@ -214,19 +214,7 @@ def open_client(args: argparse.Namespace) -> Client:
     """The client for `--endpoint`, or for the cluster of the state folder."""
     from dspark.client import Client
 
-    follow_cell(args.endpoint)
     return Client(args.endpoint, **credentials(args))
-
-
-def follow_cell(endpoint: str | None) -> None:
-    """Before the cell of the state folder is asked, for want of an `endpoint`: looks where it is by
-    now if it runs on a Ray cluster of others, which may have moved it to another node."""
-    from dspark.client.cell import find_cell
-
-    if endpoint is None and not (cell := find_cell()).ray_pid:
-        from deploy.awaiting import look_again
-
-        look_again(cell)
 
 
 def as_utf_8(name: str, word: Any) -> Any:

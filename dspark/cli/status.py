@@ -87,8 +87,8 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
         )
     if not cell.ray_pid:
         why = (
-            ": it may be restarting, on another node too, or the Ray cluster at "
-            f"{cell.ray_address} may be gone"
+            ": it may be restarting, or serve on another node by now (`dspark scale` with the "
+            f"present sizes finds it), or the Ray cluster at {cell.ray_address} may be gone"
         )
     elif cell.leaving:
         why = ": a `dspark down` ends it; if that was broken off, run it again"

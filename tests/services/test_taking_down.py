@@ -2,7 +2,6 @@
 time to say so; and `dspark up --block` beside a cell that ends without it."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -13,16 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from deploy import awaiting, down
+from deploy import down
 from deploy.head import Head, free_ports
 from dspark.cli import lifecycle
-from dspark.cli.main import main
-from dspark.client.cell import Cell, cell_file, find_cell, remove_cell, write_cell
+from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import DsparkError, Unavailable
 from dspark.wire.v1 import control_pb2, control_pb2_grpc
 from tests.noted_cell import CELL
@@ -110,38 +107,6 @@ def test_who_has_got_the_port_of_a_cell_that_is_gone_is_not_taken_for_it(
             down.take_down(lambda _: None)
 
 
-def test_a_coordinator_that_ray_moved_to_another_node_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By any command, which has the state file say where it is; one that answers is not looked
-    for."""
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path))
-    row = {"name": "coordinator/0", "endpoint": "", "http": "http://there:1"}
-    front = {"name": "frontend/0", "endpoint": "there:2", "http": ""}
-    ray = SimpleNamespace(report=lambda cell: [row, front, {"name": "verify/0", "endpoint": ""}])
-    monkeypatch.setattr(awaiting, "joined", lambda cell: contextlib.nullcontext(ray))
-    asked: list[str] = []
-
-    def beside(code: str, within_s: float) -> None:
-        asked.append(code)
-        exec(code)  # noqa: S102 - that of the process
-
-    monkeypatch.setattr(awaiting, "beside", beside)
-    write_cell(CELL)
-    assert main(["status"]) == 1
-    assert find_cell() == CELL, "it has not started again yet"
-    with HttpCell(workers=False, http=None) as running:
-        row["endpoint"] = front["endpoint"] = running.coordinator.endpoint
-        for _ in range(2):
-            assert main(["status"]) == 0
-        at = find_cell()
-        assert (at.endpoint, at.frontends, at.http) == (row["endpoint"],) * 2 + ("http://there:1",)
-    assert len(asked) == 2
-    write_cell(replace(CELL, ray_pid=os.getpid()))  # on this machine alone
-    assert main(["status"]) == 1
-    assert len(asked) == 2
-
-
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the place of the cluster's leader, and short patience."""
@@ -186,7 +151,7 @@ def test_a_coordinator_that_does_not_come_back_ends_it_and_another_cluster_is_le
 def test_who_is_told_again_takes_it_down_at_once_and_wholly(
     ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told_again(code: str, within_s: float) -> None:
+    def told_again(grace_s: float) -> None:
         raise KeyboardInterrupt
 
     def told(cell: Cell) -> bool:
@@ -197,7 +162,7 @@ def test_who_is_told_again_takes_it_down_at_once_and_wholly(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(down, "under_way", lambda cell: "2 requests")
-    monkeypatch.setattr(down, "beside", told_again)
+    monkeypatch.setattr(down, "_beside", told_again)
     monkeypatch.setattr(down, "stop_head", told_a_third_time)
     monkeypatch.setattr(down, "answers", told)
     with contextlib.suppress(KeyboardInterrupt):  # it would end the tests
