@@ -146,8 +146,8 @@ def scale(
         deadline = time.monotonic() + within_s
 
         def report() -> list[dict[str, Any]]:
-            # NoCell once another command has taken it down
-            rows: list[dict[str, Any]] = cluster.report(find_cell())
+            find_cell()  # raises NoCell once another command has taken it down
+            rows: list[dict[str, Any]] = cluster.report(cell)
             return rows
 
         with operating(as_placed(cell, await_replicas(report, deadline, say))) as client:

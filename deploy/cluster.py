@@ -254,5 +254,7 @@ def _get(
 ) -> Any:
     try:
         return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        raise Unavailable(f"the controller failed: {in_short(error)}") from error
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise NoAnswer(f"{otherwise} ({in_short(error)})") from error

@@ -33,7 +33,7 @@ log = structlog.get_logger("deploy.controller")
 
 TICK_S = 0.5
 MISSES = 2  # refused connections in a row that mean death
-HUNG_AFTER_S = 20.0  # silence, with the connection open, that means death
+HUNG_AFTER_S = 20.0  # silence, or no way there, that means death
 END_GRACE_S = 5.0  # for a worker that no sequence needs any more
 
 

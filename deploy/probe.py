@@ -78,17 +78,21 @@ class Probe:
 
 
 async def _refuses(endpoint: str) -> bool | None:
-    """Whether the endpoint refuses connections; neither silence is a refusal nor a way that is cut.
-    None: nobody was asked, as this process has no descriptor left or nobody answers for names."""
+    """Whether every address of the endpoint refuses connections; neither silence is a refusal nor a
+    way that is cut. None: nobody was asked, as this process has no descriptor left or nobody
+    answers for names."""
     host, port = split_endpoint(endpoint)
+    names = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), LOOK_TIMEOUT_S)
-    except ConnectionRefusedError:
-        return True
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            for _, _, _, _, address in await names:
+                with contextlib.suppress(ConnectionRefusedError):
+                    _, writer = await asyncio.open_connection(str(address[0]), port)
+                    writer.close()
+                    return False
     except OSError as error:
         return None if error.errno in UNASKED else False
-    writer.close()
-    return False
+    return True
 
 
 class ControlAnnouncer:

@@ -118,6 +118,7 @@ class PackedRunner:
 
     def execute(self, prepared: PreparedBatch[_Inputs]) -> ExecutedBatch:
         """Runs the pass, the rule and the projection, on any thread."""
+        self._watch.clear()
         chunks, segments = prepared.chunks, [row.inputs.segment for row in prepared.rows]
         row = prepared.tokens
         logit_rows = list(range(row))
@@ -174,7 +175,6 @@ class PackedRunner:
         self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
     ) -> list[_Complete]:
         self._rounds += 1
-        self._watch.clear()
         due = len(rows) < MANY or self._rounds % EVERY == 0
         cases, first = list[PackedCase](), 0
         for item, state, tokens, inputs in rows:

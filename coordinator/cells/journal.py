@@ -167,7 +167,7 @@ class Journal:
                 self._file.begin([*self._snapshot()])
         except OSError as error:
             self._failed(error)
-            self._file = None
+            self._file = None  # closing it here could wait for the disk
 
     def close(self) -> None:
         self.write()

@@ -111,6 +111,20 @@ async def test_only_a_refused_connection_is_a_refusal(
     assert (looking.heard == began) is asked
 
 
+@pytest.mark.parametrize("one_listens", [False, True])
+async def test_a_name_of_two_addresses_refuses_where_both_do(
+    one_listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as there:
+        port = there.getsockname()[1]
+        if not one_listens:
+            there.close()
+        found = [(0, 0, 0, "", (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
+        resolve = AsyncMock(return_value=found)
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        assert await probe._refuses(f"worker:{port}") is not one_listens
+
+
 FULL = grpc.aio.AioRpcError(
     grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata()
 )
