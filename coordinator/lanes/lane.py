@@ -236,11 +236,8 @@ class Lane:
     def _passed(self, said: PassReport) -> None:
         report, now, committed = said.report, self._heard, 0
         self._silence.reported(said, now)
-        applied, states, reasons = (
-            ValidRounds(said, [], [], [], []),
-            list[RequestState](),
-            list[str](),
-        )
+        applied = ValidRounds(said, [], [], [], [])
+        states, reasons = list[RequestState](), list[str]()
         for place, each in enumerate(report.rounds):
             placed = self._find(each.sequence, each.epoch, "verdict")
             if placed is None:

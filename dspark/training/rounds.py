@@ -121,8 +121,8 @@ def _blocks(
             raise FloatingPointError("the drafter's logits hold NaN or infinity")
         truth, row = text.ids[anchors + slot + 1], anchors + slot - text.first
         if text.noise is not None:
-            first_home = (q / text.noise[row[:, None], ids]).argmax(dim=-1, keepdim=True)
-            previous = ids.gather(-1, first_home).squeeze(-1)
+            place = (q / text.noise[row[:, None], ids]).argmax(dim=-1, keepdim=True)
+            previous = ids.gather(-1, place).squeeze(-1)
             alive = alive & (previous == truth)
             accepted += alive
             continue
