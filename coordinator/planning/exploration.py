@@ -1,90 +1,67 @@
 """Which plans try an alternative to what is thought best: what is never tried is never measured.
 
-A keyed hash decides, so that no block does. A try may cost a share of the expected tokens: what is
+A keyed hash decides, so that no block does. Tries may cost a share of the expected tokens: what is
 nearly as good is tried often, what is poor hardly ever. Out of plain rounds a few sequences draft
 for all: each of them has to be sent its context first, and the try lasts until it was.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from coordinator.planning.options import WINDOW, PlanOption
+from coordinator.planning.options import PlanOption
 
-EXPLORE = 0.004  # share of expected tokens that trying may cost
-PLAINLY = 0.3  # part of that for trying plain rounds: their seconds change rarely
-# part of it, out of plain rounds, for whole blocks, and for the likeliest ones, once it is based on
-# so many blocks
-EITHER, SETTLED = 0.5, WINDOW // 2
-MOST_EXPLORED = 1 / 16  # largest share of plans that try one alternative
+EXPLORE = 0.002  # share of expected tokens that trying one alternative may cost
+MOST_EXPLORED = 1 / 32  # largest share of plans that try one alternative
 # Plans that try the same, at least: a round is measured only behind another one of its kind. When
 # the first round is reported, the verifier is at the next one already.
 IN_A_ROW = 2
 WAITED = 16  # most plans of a try whose feature rows are on their way
-# sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
-LEAST_TRYING, TRYING = 2, 4
+LEAST_TRYING, TRYING = 2, 4  # out of plain rounds so many sequences draft, or one in so many
 
 
-def few_of(keys: Sequence[Hashable]) -> list[int]:
-    """[f] places of the sequences, by their keys [n], that a try out of plain rounds drafts for."""
-    alike, few, more = Counter[Hashable](), list[int](), list[int]()
-    for place, key in enumerate(keys):
-        alike[key] += 1
-        (few if alike[key] <= LEAST_TRYING else more).append(place)
-    return few + more[: max(-(-len(keys) // TRYING) - len(few), 0)]
+def few_of(sequences: int) -> range:
+    """Places of the sequences that a try out of plain rounds drafts for."""
+    return range(min(max(-(-sequences // TRYING), LEAST_TRYING), sequences))
 
 
 class Exploration:
-    """The tries of one planner. explore: share of expected tokens that they may cost."""
+    """The tries of one planner. explore: share of expected tokens that each alternative may
+    cost."""
 
     def __init__(self, explore: float) -> None:
         self._explore = explore
-        self.tried: PlanOption | None = None  # by the last plan
+        self._tried: PlanOption | None = None  # by the last plan
         self._times = 0  # plans in a row
         self._met = False  # whether a pass of its kind was seen since
 
     def seen(self, drafted: bool) -> None:
         """Notes a finished pass: whether sequences of this planner had blocks in it."""
-        if self.tried is not None:
-            self._met = self._met or drafted is (self.tried.slots > 0)
+        if self._tried is not None:
+            self._met = self._met or drafted is (self._tried.slots > 0)
 
-    def going_on(self, options: Sequence[PlanOption]) -> PlanOption | None:
-        """The option that is being tried, if the next plan goes on with it."""
-        tried, times = self.tried, self._times
-        if tried is not None and times < (IN_A_ROW if self._met else WAITED):
-            self.tried = next((each for each in options if each.alike(tried)), None)
-        else:
-            self.tried = None
-        self._times += 1
-        return self.tried
-
-    def begun(
-        self,
-        drawn: float,
-        best: PlanOption,
-        others: tuple[PlanOption, PlanOption],
-        rated: Sequence[tuple[float, float]],
-        blocks: int,
+    def next(
+        self, drawn: float, best: PlanOption, options: Sequence[PlanOption]
     ) -> PlanOption | None:
-        """The alternative to `best` that a plan of this draw begins to try; None for none.
+        """What a plan of this draw tries in place of `best`, one of `options`; None for nothing.
 
-        others: drafts of whole blocks, and plain rounds or, out of these, the likeliest drafts;
-        rated: [2] (rate, seconds) of one round of each; blocks: on which these are based.
+        The options differ in slots.
         """
-        either = EITHER if blocks >= SETTLED else 1.0
-        for_whole, for_other = (1.0, PLAINLY) if best.slots else (either, either)
-        whole, other = others
-        least = for_whole * self._share(best, rated[0]) / IN_A_ROW
-        share = for_other * self._share(best, rated[1]) / IN_A_ROW if other.rate else 0.0
-        self.tried = whole if drawn < least else other if drawn > 1.0 - share else None
-        self._times, self._met = 1, False
-        return self.tried
+        tried, self._tried = self._tried, None
+        if tried is not None and self._times < (IN_A_ROW if self._met else WAITED):
+            self._times += 1
+            self._tried = next((each for each in options if each.slots == tried.slots), None)
+            return self._tried
+        for option in options:
+            drawn -= self._share(best, option) / IN_A_ROW
+            if drawn < 0.0:
+                self._tried, self._times, self._met = option, 1, False
+                break
+        return self._tried
 
-    def _share(self, best: PlanOption, rated: tuple[float, float]) -> float:
-        """Share of plans that try an option of this rate and these seconds."""
-        rate, seconds = rated
-        lost = (1.0 - rate / best.rate) * seconds / best.seconds
+    def _share(self, best: PlanOption, option: PlanOption) -> float:
+        """Share of plans that try an option."""
+        lost = (1.0 - option.rate / best.rate) * option.seconds / best.seconds
         if MOST_EXPLORED * lost <= self._explore:
             return MOST_EXPLORED if self._explore > 0.0 else 0.0
         return self._explore / lost

@@ -27,9 +27,8 @@ from dspark.rounds.events import RoundReport
 from dspark.rounds.plan import PLAIN, BlockTerms, Plan, PlanKind, SequencePlan
 from dspark.rounds.survival import Floats
 
-WARM_UP = 32  # blocks before it is decided whether drafts pay
-STAYS = 1.01  # factor by which another plan must be better than the one in force ...
-BEGINS = 1.03  # ... and drafts than none: drafters have to receive every context first
+WARM_UP = 64  # blocks before it is decided whether drafts pay
+STAYS = 1.01  # factor by which another plan must be better than the one in force
 CURVE_POINTS = 40  # most points of the expected rate by slots verified
 
 
@@ -72,11 +71,11 @@ class Planner:
         if again and not report.prefill_tokens:
             expected_s = self.cost.verify.measured(report.tokens, context, count)
             if width:
-                self.cost.verified(timing.forward_s / expected_s, drafted=True)
+                self.cost.drafted.add(timing.forward_s / expected_s)
                 if alone:
                     self.cost.hop.add(timing.round_s - timing.forward_s - timing.draft_s)
             elif alone:
-                self.cost.verified(timing.round_s / expected_s, drafted=False)
+                self.cost.plain.add(timing.round_s / expected_s)
         rows = [row for row, each in enumerate(rounds) if len(each.confidence)]
         if rows:
             expected_s = max(self.cost.draft(len(rows), width), LEAST_SECONDS)
@@ -125,8 +124,7 @@ class Planner:
         plain, drafted = self._options.of(lane)
         best = max((plain, *drafted), key=lambda option: option.rate)
         kept = next((each for each in (plain, *drafted) if each.alike(self._last)), best)
-        needed = BEGINS if best.slots and not kept.slots else STAYS
-        self._last = chosen = kept if best.rate < needed * kept.rate else best
+        self._last = chosen = kept if best.rate < STAYS * kept.rate else best
         # A few plans fill no pipeline: what is tried keeps the cohorts that are in force.
         able = [each for each in drafted if each.cohorts == chosen.cohorts] or drafted
         whole = max(
@@ -134,13 +132,11 @@ class Planner:
         )
         if self._options.blocks < WARM_UP:
             return self._plan(lane, whole)
-        other = plain if chosen.slots else max(able, key=lambda option: option.rate)
-        few = range(len(lane.sequences)) if chosen.slots else few_of(lane.keys)
-        tried = self._tries.going_on((plain, *drafted))
-        if tried is None:
-            drawn = keyed(lane.sequences[0], self._number)
-            rated = [self._options.for_few(lane, len(few), each) for each in (whole, other)]
-            tried = self._tries.begun(drawn, chosen, (whole, other), rated, self._options.blocks)
+        others = [each for each in (whole, plain) if each.rate and each.slots != chosen.slots]
+        drawn = keyed(lane.sequences[0], self._number)
+        tried = self._tries.next(drawn, chosen, others)
+        count = len(lane.sequences)
+        few = range(count) if chosen.slots else few_of(count)
         return self._plan(lane, chosen) if tried is None else self._plan(lane, tried, few)
 
     @property
