@@ -30,6 +30,7 @@ from dspark.cli import (
     judging,
     lifecycle,
     logs,
+    profile,
     serve,
     simulate,
     status,
@@ -61,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
     for_cells = (lifecycle, status, top, logs, doctor, health, discovery, chat, generate, bench)
-    others = (serve, simulate, judging, checkpoint, certificates, conformance, train)
+    others = (serve, profile, simulate, judging, checkpoint, certificates, conformance, train)
     for module in (*for_cells, *others):
         module.add_commands(commands)
     ray = commands.add_parser(
