@@ -324,7 +324,8 @@ def test_who_asks_where_no_thread_can_be_started_is_told_so(
         assert made.done(), "nobody would take it up"
         assert "no new thread" in refused(made, RefusalReason.INTERNAL)
     of(mine.compile(form, ""))
-    assert not (mine._waiting or mine._lines)
+    assert not mine._waiting
+    assert not mine._lines
 
 
 def test_who_asks_where_no_more_threads_can_be_started_waits_for_one(
