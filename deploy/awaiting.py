@@ -17,6 +17,7 @@ from dspark.errors import DsparkError, Unavailable, WrongCommand
 
 POLL_S = 0.1
 REMIND_EVERY_S = 10.0
+RESTART_S = 60.0  # longest time that a controller may take to answer, as Ray may restart it
 GIVE_UP_AFTER_FAILURES = 3  # of one replica, none of them fatal
 Report = Callable[[], list[dict[str, Any]]]  # of a controller
 LATE = "the coordinator is up but not connected in time:"
@@ -140,7 +141,14 @@ def scale(
         raise WrongCommand("scale: a cell needs at least one verifier, and no pool can be negative")
     cell = find_cell()
     with joined(cell) as cluster:
-        *wanted, within_s = cluster.resize(cell, verifiers, drafters, autoscale)
+        taken: list[Any] = []
+
+        def asking() -> str:  # again if it was taken unheard: that changes nothing
+            taken[:] = cluster.resize(cell, verifiers, drafters, autoscale)
+            return ""
+
+        until_nothing(asking, "the sizes were not taken:", time.monotonic() + RESTART_S, say)
+        *wanted, within_s = taken
         if (verifiers, drafters) == (None, None):
             return wanted[0], wanted[1]
         deadline = time.monotonic() + within_s

@@ -37,7 +37,7 @@ def rows_of(run: object) -> Any:
     import torch
 
     assert isinstance(run, FeatureRun), run
-    _, count, width, data = run.rows
+    _, count, width, data, _ = run.rows
     return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(count, width)
 
 

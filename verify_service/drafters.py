@@ -100,6 +100,7 @@ class Drafters:
         self._tell, self._tell_here = tell, tell_here
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
+        self._zeroed = worker.metrics.dropped.labels(kind="feature_rows", reason="not_finite")
         self._known: dict[int, _KnownPeer] = {}
         self._orders: dict[int, OutstandingOrder] = {}
 
@@ -168,6 +169,7 @@ class Drafters:
         if kept.features is not None:
             self._rows_sent.inc(len(kept.token_ids))
             self._bytes_sent.inc(len(kept.features.data))
+            self._zeroed.inc(kept.features.zeroed)
         return []
 
     def leaving(self) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from dspark.model.context import Projection
 from dspark.pages import Slots
 from dspark.wire import tensors
+from dspark.wire.finite import finite
 from dspark.wire.orders import PackedRows
 
 ROW_DTYPE = torch.bfloat16  # precision of features cannot change the distribution of the output
@@ -61,9 +62,15 @@ class FeatureStore:
         return self._rows[index].clone() if isinstance(index, slice) else self._rows[index]
 
     def packed(self, slots: Slots | Sequence[int]) -> PackedRows:
-        """The rows at these slots, packed for the wire."""
-        dtype, data = tensors.pack_rows(self.get(slots), self.form)
-        return PackedRows(dtype, len(slots), self.width, data)
+        """The rows at these slots, packed for the wire. One that is not finite is packed as zeros:
+        it spoils its own sequence's drafts, while a drafter refuses it with all that it came with.
+        """
+        rows, zeroed = self.get(slots), 0
+        if not finite("bfloat16", rows.view(torch.uint16).numpy()):
+            wrong = ~torch.isfinite(rows).all(dim=-1)
+            rows[wrong], zeroed = 0.0, int(wrong.sum())
+        dtype, data = tensors.pack_rows(rows, self.form)
+        return PackedRows(dtype, len(slots), self.width, data, zeroed)
 
 
 def _index(slots: Slots | Sequence[int]) -> slice | Tensor:

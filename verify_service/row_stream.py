@@ -108,4 +108,5 @@ class RowStream:
             )
             metrics.feature_rows.labels(direction="sent").inc(len(run.token_ids))
             metrics.bytes.labels(direction="sent", kind="features").inc(bytes_in(chunk.rows))
+            metrics.dropped.labels(kind="feature_rows", reason="not_finite").inc(run.rows.zeroed)
             yield chunk

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.errors import ConfigError
 from dspark.training.features import Features
 from dspark.training.samples import Sample, Samples
 from dspark.training.settings import Settings
@@ -26,9 +27,20 @@ class BatchPlan(NamedTuple):
     steps: int
 
 
+def trained_on(samples: int, settings: Settings) -> int:
+    """How many of the samples are trained on. ConfigError if `held_out` leaves one, or none."""
+    used = samples - settings.held_out
+    if settings.held_out and used < 2:
+        raise ConfigError(
+            f"held_out: {settings.held_out} of {samples} conversations, kept for evaluation, leave "
+            "fewer than two to train on"
+        )
+    return used
+
+
 def make_plan(samples: Samples, settings: Settings) -> BatchPlan:
-    """The plan of a run: at least one sample is trained on, and a batch is at most all of them."""
-    used = max(1, len(samples) - settings.held_out)
+    """The plan of a run; a batch is at most all that is trained on."""
+    used = trained_on(len(samples), settings)
     batch = min(settings.batch, used)
     return BatchPlan(used, batch, settings.steps or settings.epochs * (used // batch))
 

@@ -19,6 +19,7 @@ from dspark.model.pairing import text_config
 from dspark.model.placement import pick_device
 from dspark.training import evaluate
 from dspark.training.asked import first_turn
+from dspark.training.batches import trained_on
 from dspark.training.calibrate import NEW_TOKENS
 from dspark.training.chat import Chat
 from dspark.training.disk import check_same_run, read_rows, write_json, write_whole
@@ -68,8 +69,8 @@ class Chain:
 def split(
     prompts: Path, out: Path, settings: Settings, *, share: float, limit: int, answer: int
 ) -> dict[str, Any]:
-    """Splits the prompts that the target can answer with `answer` tokens; refuses too few held-out
-    ones, before anything is trained."""
+    """Splits the prompts that the target can answer; holds out those that it can answer with
+    `answer` tokens. Refuses too few of either part, before anything is trained."""
     folder = locate(settings.target)
     chat, text = Chat(folder), text_config(folder)
     length, longest = context_length(text), max(answer, NEW_TOKENS)
@@ -79,12 +80,13 @@ def split(
             "for a prompt"
         )
 
-    def check(turns: Conversation) -> None:
+    def check(turns: Conversation) -> bool:
         ids = chat.prompt_ids(turns[:1])
-        if len(ids) > most:
-            raise ConfigError(f"a prompt of more than {most} tokens")
+        if len(ids) >= length:
+            raise ConfigError(f"a prompt that leaves no room in {length} tokens")
         if not ids or max(ids) >= text.vocab_size:
             raise ConfigError("empty, or an id outside the vocabulary")
+        return len(ids) <= most
 
     found = split_prompts(
         prompts, out / "prompts", held_out=share, seed=settings.seed, limit=limit, check=check
@@ -95,6 +97,7 @@ def split(
             f"held_out_share: {share:g} of the prompts are {held}, and {LEAST_HELD} are needed to "
             "calibrate and to evaluate"
         )
+    trained_on(found["train"], settings)
     return found
 
 

@@ -115,6 +115,7 @@ def slot_terms(
         weights,
         drafter.config.logit_softcap,
         drafter.kept_tokens,
+        torch.is_grad_enabled(),
     )
     back, blank = order.argsort(), torch.zeros(mask.shape, device=mask.device)
     ce, l1 = (blank.masked_scatter(mask, term[back]) for term in terms)
@@ -139,6 +140,7 @@ class _SlicedLoss(torch.autograd.Function):
         weights: LossWeights,
         softcap: float | None,  # c: base logits of both are c tanh(z / c)
         kept: Tensor | None,  # [Vd] target ids of the head's rows; None: Vd = V
+        learns: bool,  # else no gradient is computed
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
@@ -150,10 +152,11 @@ class _SlicedLoss(torch.autograd.Function):
             ce, l1 = torch.empty_like(scale), torch.empty_like(scale)
             grad_rows = torch.empty_like(rows)
             grad_codes = None if bias is None else torch.empty_like(bias[0])
-            grad_w2 = None if w2 is None else torch.zeros_like(w2, dtype=torch.float32)
-            grad_head = (
-                torch.zeros_like(lm_head, dtype=torch.float32) if ctx.needs_input_grad[3] else None
-            )
+            grad_w2 = grad_head = None
+            if learns and w2 is not None:
+                grad_w2 = torch.zeros_like(w2, dtype=torch.float32)
+            if learns and ctx.needs_input_grad[3]:
+                grad_head = torch.zeros_like(lm_head, dtype=torch.float32)
             # Numbers that a row takes: its own logits or its share of the target's.
             width = max(len(lm_head), len(target_head) * len(wanted) // max(1, len(scale)))
             step = (
@@ -188,6 +191,8 @@ class _SlicedLoss(torch.autograd.Function):
                     logits=logits, probs=probs, labels=labels, hard=hard, soft=soft
                 )
                 l1[part] += unsaid
+                if not learns:
+                    continue
                 if bias is not None and grad_codes is not None and grad_w2 is not None:
                     whole = grad.to(dtype)
                     grad_codes[part] = whole @ bias[1]
@@ -216,7 +221,7 @@ class _SlicedLoss(torch.autograd.Function):
         for dtype in ctx.dtypes:
             grad = kept.pop(0)
             grads.append(None if grad is None or dtype is None else grad.mul_(scale).to(dtype))
-        return (*grads, *([None] * 8))
+        return (*grads, *([None] * 9))
 
 
 def _places(

@@ -87,39 +87,50 @@ def split_prompts(
     held_out: float = HELD_OUT,
     seed: int = SEED,
     limit: int = 0,
-    check: Callable[[Conversation], None] = lambda turns: None,
+    check: Callable[[Conversation], bool] = lambda turns: True,
 ) -> dict[str, Any]:
     """Writes `train.jsonl` ({id, conversations}) and, of the held-out part, half to
     `calibrate.jsonl` and half to `evaluate.jsonl` ({id, turns}) below `folder`; returns counts and
     files.
 
-    The part of a row depends on the seed and its place among the good rows. `limit` keeps so many
-    rows, drawn with the same seed; 0 keeps all. `check` raises ConfigError for a row to drop, the
-    same for one reason. A row's `domain` is kept. No row of the training part asks what a held-out
-    one does.
+    The part of a row depends on the seed and its place among the conversations. `limit` keeps so
+    many rows, drawn with the same seed; 0 keeps all. `check` says whether a row may be held out,
+    and raises ConfigError for one to drop, the same for one reason; it is asked of no more rows
+    than are needed. A row's `domain` is kept. No row of the training part asks what a held-out one
+    does.
     """
     if not 0 <= held_out < 1:
         raise ConfigError(f"held_out: {held_out} is no share from 0 to 1")
     for name in PARTS:
         check_apart("out", folder / f"{name}.jsonl", prompts)
-    good, refused = _good_rows(read_rows(prompts), check)
-    if not good:
-        raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
-    order = list(range(len(good)))
+    said, refused = _conversations(read_rows(prompts))
+    order = list(range(len(said)))
     random.Random(seed).shuffle(order)
-    if limit:
-        order = order[:limit]
-    away = round(len(order) * held_out)
-    away = min(max(away, 1 if held_out else 0), len(order) - 1)
-    tests = sorted(order[:away])
-    held = {_asked(good[n]) for n in tests}
-    trains = [n for n in sorted(order[away:]) if _asked(good[n]) not in held]
-    if repeats := len(order) - away - len(trains):
+    kept, fit = list[int](), list[int]()  # fit: may be held out
+    for number in order:
+        if limit and len(kept) == limit:
+            break
+        try:
+            fits = check(said[number]["conversations"])
+        except ConfigError as error:
+            refused[str(error)] += 1
+            continue
+        kept.append(number)
+        fit += [number] if fits else []
+    if not kept:
+        raise ConfigError(f"{prompts}: no row is a prompt ({dict(refused) or 'the file is empty'})")
+    away = round(len(kept) * held_out)
+    away = min(max(away, 1 if held_out else 0), len(kept) - 1)
+    tests = sorted(fit[:away])
+    held = {_asked(said[n]) for n in tests}
+    rest = sorted(set(kept) - set(tests))
+    trains = [n for n in rest if _asked(said[n]) not in held]
+    if repeats := len(rest) - len(trains):
         refused["repeats a held-out prompt"] = repeats
     if not trains:
         raise ConfigError(f"{prompts}: every prompt repeats a held-out one")
-    away_rows = [_as_test(good[n]) for n in tests]
-    parts = [good[n] for n in trains], away_rows[::2], away_rows[1::2]
+    away_rows = [_as_test(said[n]) for n in tests]
+    parts = [said[n] for n in trains], away_rows[::2], away_rows[1::2]
     told: dict[str, Any] = {"refused": dict(sorted(refused.items()))}
     for name, rows in zip(PARTS, parts, strict=True):
         path = folder / f"{name}.jsonl"
@@ -128,16 +139,16 @@ def split_prompts(
     return told
 
 
-def _good_rows(
-    rows: Iterable[Mapping[str, Any]], check: Callable[[Conversation], None]
+def _conversations(
+    rows: Iterable[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Those of rows that hold one, and how many do not, by reason."""
     good: list[dict[str, Any]] = []
     refused: Counter[str] = Counter()
     seen: set[str] = set()
     for number, row in enumerate(map(_said, rows)):
         try:
             turns = conversation_of(row)
-            check(turns)
         except ConfigError as error:
             refused[str(error)] += 1
             continue

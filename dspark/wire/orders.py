@@ -33,6 +33,7 @@ class PackedRows(NamedTuple):
     rows: int
     width: int
     data: bytes | memoryview  # of bytes; copied once, into messages
+    zeroed: int = 0  # rows that were not finite, and are zeros here
 
     def chunk(self, first: int = 0, rows: int | None = None) -> dict[str, Any]:
         """The fields of a `TensorChunk` of `rows` rows from `first` on, or of all the rest."""

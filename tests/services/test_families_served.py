@@ -6,6 +6,7 @@ is the target itself has all its drafts accepted, which only a right context all
 """
 
 import asyncio
+import itertools
 import json
 import random
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.formats.convert import to_speculators
@@ -24,6 +26,7 @@ from tests.released.weights import write_thin
 from tests.services.cell import Cell
 from tests.unit.model.golden import altered, fresh
 from tests.waiting import until
+from verify_service.feature_store import FeatureStore
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
@@ -164,6 +167,32 @@ async def test_a_drafter_that_comes_late_is_filled_by_sending_again(
         assert metrics.value("resends_total", reason="attached") == 1
         assert metrics.value("spec_decode_num_draft_tokens_total") > before
         assert list(completion.token_ids) == plain_greedy(target, [prompt], 400)[0]
+
+
+@pytest.mark.parametrize("longest", [10, 200], ids=["inline", "in bulk"])
+async def test_rows_that_are_not_finite_cost_no_other_sequence_its_drafts(
+    monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """A projection of fp16 may overflow at one token again and again."""
+    store, spoilt = FeatureStore.put, itertools.count()
+
+    def put(self: FeatureStore, slots: Any, rows: Any) -> None:
+        store(self, slots, rows)
+        if next(spoilt) % 5 == 0:
+            store(self, slots[:1], torch.full_like(rows[:1], float("nan")))
+
+    monkeypatch.setattr(FeatureStore, "put", put)
+    prompts = _prompts(4, longest)
+    async with Served(TARGET, DSPARK) as cell:
+        await cell.start()
+        options: dict[str, Any] = {"temperature": 0.0, "policy": "fixed:4"}
+        assert await cell.answers(prompts, 24, **options) == plain_greedy(TARGET, prompts, 24)
+        metrics, sent = cell.serving.metrics, cell.verifiers[0].metrics
+        for why in ("drafter_lost", "invalid"):
+            assert metrics.value("empty_blocks_total", reason=why) == 0, why
+        assert sent.value("dropped_total", kind="feature_chunk", reason="refused_by_sink") == 0
+        assert sent.value("dropped_total", kind="feature_rows", reason="not_finite") > 0
+        assert cell.counted("draft") > 0
 
 
 @pytest.mark.parametrize(

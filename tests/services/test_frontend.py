@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.answers.output_queue import OutputQueue
 from coordinator.cells.cell import SubmitRequest
-from coordinator.frontend import remote_cell
+from coordinator.frontend import front_end, remote_cell
 from coordinator.requests.request import Request
 from dspark.client import AsyncClient, Chunk, Completion
 from dspark.client.request import write_request
@@ -255,7 +255,9 @@ async def test_a_full_front_end_says_so_and_a_client_that_goes_frees_its_sequenc
 
 
 @pytest.mark.parametrize("far", [False, True])
-async def test_who_asks_again_while_it_stops_is_refused_in_words(cell: Cell, far: bool) -> None:
+async def test_who_asks_again_while_it_stops_is_refused_in_words(
+    cell: Cell, far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also who asks in the moment in which the last answer ends, and with it the server."""
     process = await cell.frontend() if far else cell.serving
     done: list[Completion] = []
@@ -267,7 +269,18 @@ async def test_who_asks_again_while_it_stops_is_refused_in_words(cell: Cell, far
 
     asking = [asyncio.create_task(ask()) for _ in range(4)]
     await until(lambda: len(done) >= 4)
+    paused: list[float] = []
+
+    async def pause(least_s: float) -> None:
+        """On a loaded machine who was answered last asks again later than that."""
+        paused.append(least_s)
+        await asyncio.sleep(least_s)
+        await until(lambda: all(one.done() for one in asking))
+
+    monkeypatch.setattr(front_end, "asyncio", SimpleNamespace(sleep=pause))
     await process.stop(20.0)
+    (paused_s,) = paused
+    assert paused_s > 0.0
     for one in asking:
         with pytest.raises(Unavailable, match="is draining; try another one"):
             await one

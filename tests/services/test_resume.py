@@ -2,6 +2,7 @@
 middle of answers of every kind: they go on word for word."""
 
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from deploy.head import free_ports
 from dspark.client import Chunk, Completion
 from tests.services.cell import Cell
 from tests.services.http_cell import DRAFTER, TARGET
+from tests.waiting import PATIENCE_S
+from verify_service.batch_runner import ExecutedBatch, PreparedBatch
+from verify_service.packed_runner import PackedRunner
 
 OPTIONS: dict[str, Any] = {
     "max_tokens": 60,
@@ -66,13 +70,50 @@ async def site(place: dict[str, str]) -> AsyncIterator[Cell]:
         yield made
 
 
+class Brake:
+    """Lets verifiers begin no pass once `ENOUGH` tokens were drawn since `pull`, until `release`:
+    answers are not over before somebody is lost, however late a client reads on a loaded
+    machine."""
+
+    ENOUGH = 24
+
+    def __init__(self) -> None:
+        self._off = threading.Event()
+        self._drawn: dict[int, int] = {}  # by sequence
+        self.release = self._off.set
+        self.release()
+
+    def pull(self) -> None:
+        self._drawn.clear()
+        self._off.clear()
+
+    def before(self, batch: PreparedBatch[Any]) -> None:
+        for state in batch.states:
+            self._drawn[state.sequence] = len(state.token_ids) - state.prompt_len
+        if sum(self._drawn.values()) >= self.ENOUGH:
+            assert self._off.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> Brake:
+    made, execute = Brake(), PackedRunner.execute
+
+    def braked(runner: PackedRunner, batch: PreparedBatch[Any]) -> ExecutedBatch:
+        made.before(batch)
+        return execute(runner, batch)
+
+    monkeypatch.setattr(PackedRunner, "execute", braked)
+    return made
+
+
 @pytest.mark.parametrize(("lost", "name"), CASES)
 async def test_answers_go_on_word_for_word(
-    site: Cell, place: dict[str, str], lost: str, name: str
+    site: Cell, place: dict[str, str], lost: str, name: str, brake: Brake
 ) -> None:
     options = {**OPTIONS, **ALL_PARAMS[name]}
     client = site.client(await site.frontend() if lost == FAR else site.serving)
     calm = await client.complete([5, 9, 17], **options)
+    brake.pull()
     stream = client.generate([5, 9, 17], **options)
     events: list[Any] = []
     held, there = Counter[int](), True
@@ -87,8 +128,10 @@ async def test_answers_go_on_word_for_word(
             if lost == "verifier":
                 holder = max(site.verifiers, key=lambda each: each.engine.held.sequences)
                 await holder.shell.server._server.stop(None)
+                brake.release()
             else:  # running streams end with UNAVAILABLE
                 await site.serving.stop(0.0)
+                brake.release()
                 await site.coordinator(**place)
     for after, before in zip(Completion.of(events).choices, calm.choices, strict=True):
         assert (after.token_ids, after.finish_reason) == (before.token_ids, before.finish_reason)

@@ -98,12 +98,19 @@ class Grammars:
             self._lines.setdefault(tenant, deque()).append(
                 _CompileJob(key, constraint, future, until)
             )
-        self._pool.submit(self._work)
+        try:
+            self._pool.submit(self._work)
+        except RuntimeError as error:  # no thread can be started
+            if not self._in_work:  # else one that works takes it up
+                self._work(error)
         return future
 
-    def _work(self) -> None:
-        """Runs a waiting job: of the tenant with the fewest in work, then of the oldest turn."""
+    def _work(self, failure: Exception | None = None) -> None:
+        """Runs a waiting job: of the tenant with the fewest in work, then of the oldest turn.
+        failure: why none can run."""
         with self._lock:
+            if not self._lines:  # it has failed
+                return
             tenant = min(self._lines, key=self._in_work.__getitem__)
             line = self._lines.pop(tenant)
             job = line.popleft()
@@ -111,15 +118,17 @@ class Grammars:
                 self._lines[tenant] = line
             self._in_work[tenant] += 1
         try:
-            self._make(job, CROWDED_S if line else CPU_S)
+            self._make(job, CROWDED_S if line else CPU_S, failure)
         finally:
             with self._lock:
                 self._in_work[tenant] -= 1
                 self._in_work += Counter()  # removes zero counts
 
-    def _make(self, job: _CompileJob, cpu_s: float) -> None:
+    def _make(self, job: _CompileJob, cpu_s: float, failure: Exception | None) -> None:
         key, constraint, future, until = job
         try:
+            if failure is not None:
+                raise failure
             result, size = self._made(constraint, cpu_s, until)
         except Exception as error:
             result, size = Refusal(RefusalReason.INTERNAL, f"its compiler failed: {error}"), 0

@@ -32,17 +32,24 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
         _row("frontend/1", "new:4"),
         _row("verify/0", "new:5"),
     ]
-    ray = SimpleNamespace(resize=lambda *_: (2, 1, 700.0), report=lambda _: rows)
+    resize = Mock(side_effect=[NoAnswer("it does not answer"), (2, 1, 700.0)])
+    ray = SimpleNamespace(resize=resize, report=lambda _: rows)
     waits = Mock(return_value=(1, 1))
     monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
     monkeypatch.setattr(awaiting, "operating", nullcontext)
     monkeypatch.setattr(awaiting, "await_lanes", waits)
     assert awaiting.scale(2, None, None, lambda _: None) == (1, 1)
+    assert resize.call_count == 2, "a controller that Ray restarts is waited for"
     cell = find_cell()
     assert (cell.endpoint, cell.http, cell.frontends) == ("new:1", "http://new:2", "new:3,new:4")
     client, report, deadline, _ = waits.call_args.args
     assert (client, report()) == (cell, rows)
     assert 690.0 < deadline - time.monotonic() <= 700.0, "as long as the controller says"
+    monkeypatch.setattr(awaiting, "RESTART_S", -1.0)
+    for error, said in ((NoAnswer("deaf"), "not taken: deaf"), (Unavailable("gone"), "gone")):
+        resize.side_effect = error
+        with pytest.raises(Unavailable, match=said):
+            awaiting.scale(2, None, None, lambda _: None)
     remove_cell()  # as another command does
     with pytest.raises(NoCell):
         report()

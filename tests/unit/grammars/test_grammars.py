@@ -12,6 +12,7 @@ import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tokenizers import Tokenizer
@@ -311,6 +312,43 @@ def test_what_fails_here_is_no_fault_of_a_form(grammars: Grammars) -> None:
     endless = {"type": "string", "minLength": 1, "pattern": "a{99999999999}"}
     for unread in ({"properties": {"a": {}}, "patternProperties": {"(": {}}}, endless):
         refused(grammars.compile(Constraint(KIND.JSON_SCHEMA, json.dumps(unread)), ""))
+
+
+def test_who_asks_where_no_thread_can_be_started_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, form = Grammars(TARGET, VOCAB, [END]), Constraint(KIND.REGEX, "abc")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no new thread")))
+        made = mine.compile(form, "")
+        assert made.done(), "nobody would take it up"
+        assert "no new thread" in refused(made, RefusalReason.INTERNAL)
+    of(mine.compile(form, ""))
+    assert not mine._waiting
+    assert not mine._lines
+
+
+def test_who_asks_where_no_more_threads_can_be_started_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    go_on = threading.Event()
+
+    class Held(Grammars):
+        def _made(self, *given: Any) -> Any:
+            assert go_on.wait(20)
+            return super()._made(*given)
+
+    mine = Held(TARGET, VOCAB, [END])
+    first = mine.compile(Constraint(KIND.REGEX, "first"), "")
+    wait_until(lambda: bool(mine._in_work))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no new thread")))
+        second = mine.compile(Constraint(KIND.REGEX, "second"), "")
+    assert not second.done()
+    go_on.set()
+    of(first)
+    of(second)
 
 
 @pytest.mark.parametrize(

@@ -237,3 +237,29 @@ def test_no_more_than_a_slice_of_the_vocabulary_is_held(monkeypatch: pytest.Monk
     given = {"last_hidden": wanted.detach(), "target_head": head, "weights": LossWeights()}
     lean = peak(lambda: slot_terms(_headed(head), slots, **given)[0])
     assert lean <= 5 * vocabulary < 12 * 5 * vocabulary == peak(plain)
+
+
+def test_an_evaluation_computes_no_gradient() -> None:
+    """The same terms, by the products with the heads alone."""
+    rows, width, rank, vocabulary = 60, 4, 3, 2000
+    generator = torch.Generator().manual_seed(2)
+    hidden, codes, wanted, head, w2, target_head = (
+        torch.randn(count, size, generator=generator).requires_grad_()
+        for count, size in ((rows, width), (rows, rank), (rows, width), (vocabulary, width),
+                            (vocabulary, rank), (vocabulary, width))
+    )  # fmt: skip
+    ids, scale = torch.arange(rows), torch.ones(rows)
+    slots = LossSlots(hidden, ids, torch.ones(rows, dtype=torch.bool), ids, scale)
+
+    def terms() -> tuple[Tensor, ...]:
+        return slot_terms(
+            _headed(head), slots, last_hidden=wanted.detach(), target_head=target_head.detach(),
+            weights=LossWeights(), codes=codes, markov_w2=w2,
+        )  # fmt: skip
+
+    made: list[str] = []
+    with torch.no_grad(), Watched(lambda name, *_: made.append(name)):
+        found = terms()
+    torch.testing.assert_close(found, terms())
+    assert sum("mm" in name for name in made) == 3, "the target's, the drafter's, the codes'"
+    assert "zeros_like" not in made, "of a head's gradient"

@@ -1,5 +1,6 @@
 """Prompts of every shape become conversations, and each goes to one part."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from dspark.errors import ConfigError
 from dspark.training import chain_stages
 from dspark.training.asked import domain_of
+from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, write_rows
 from dspark.training.settings import Settings
 from dspark.training.split import conversation_of, split_prompts
@@ -154,20 +156,51 @@ def test_what_is_held_out_is_not_trained_on_under_another_name(tmp_path: Path) -
         split_prompts(file, tmp_path / "all", held_out=0.9)
 
 
-def test_too_few_held_out_prompts_are_told_of_before_training(
+def _asked_of(target: Path, file: Path, prompts: list[list[int]], **told: Any) -> dict[str, Any]:
+    """What the chain makes of these prompts."""
+    write_rows(file, ({"token_ids": ids} for ids in prompts))
+    settings = Settings(str(target), samples="", out="")
+    told = {"share": 0.1, "limit": 0, "answer": 9} | told
+    return chain_stages.split(file, file.parent, settings, **told)
+
+
+def test_too_few_prompts_of_either_part_are_told_of_before_training(
     golden_target: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "prompts.jsonl"
-    settings = Settings(str(golden_target), samples="", out="")
-    told: Any = {"share": 0.1, "limit": 0, "answer": 9}
-    cannot = [[400], *([3] * 400 for _ in range(9))]  # be asked of this target
-
-    write_rows(file, ({"token_ids": ids} for ids in [*([3, n] for n in range(20)), *cannot]))
+    split = partial(_asked_of, golden_target, tmp_path / "prompts.jsonl")
     with pytest.raises(ConfigError, match=r"held_out_share: 0\.1 of the prompts are 2"):
-        chain_stages.split(file, tmp_path, settings, **told)
-    write_rows(file, ({"token_ids": ids} for ids in [*([3, n] for n in range(30)), *cannot]))
-    found = chain_stages.split(file, tmp_path, settings, **told)
-    assert sum(found["refused"].values()) == 10
-    assert [len(part) for part in parts_of(found)] == [27, 2, 1]
+        split([[3, n] for n in range(20)])
+    with pytest.raises(ConfigError, match="held_out: 16 of 17 conversations"):
+        split([[3, n] for n in range(20)], share=0.15)
     with pytest.raises(ConfigError, match="target: ends at 512 tokens; an answer of 600 and"):
-        chain_stages.split(file, tmp_path, settings, **told | {"answer": 600})
+        split([[3, n] for n in range(30)], answer=600)
+
+
+def test_what_calibration_has_no_room_for_is_trained_on(
+    golden_target: Path, tmp_path: Path
+) -> None:
+    long = [[3] * (400 + n) for n in range(9)]
+    cannot = [[400], [3] * 512]  # be asked of this target
+    prompts = [*([3, n] for n in range(30)), *long, *cannot]
+    found = _asked_of(golden_target, tmp_path / "prompts.jsonl", prompts)
+    train, *held = parts_of(found)
+    assert [len(train), *map(len, held)] == [35, 2, 2]
+    trained = [row["conversations"][0]["token_ids"] for row in train]
+    assert [ids for ids in trained if len(ids) > 2] == long
+    assert sum(found["refused"].values()) == 2
+
+
+def test_no_more_rows_are_read_as_tokens_than_are_used(
+    golden_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, prompt_ids = list[Any](), Chat.prompt_ids
+
+    def read(self: Chat, turns: Any) -> list[int]:
+        asked.append(turns)
+        return prompt_ids(self, turns)
+
+    monkeypatch.setattr(Chat, "prompt_ids", read)
+    prompts = [[3, n] for n in range(100)]
+    found = _asked_of(golden_target, tmp_path / "prompts.jsonl", prompts, limit=30)
+    assert sum(map(len, parts_of(found))) == 30
+    assert len(asked) == 30

@@ -119,6 +119,14 @@ def test_a_run_goes_on_whose_state_tells_less_of_an_optimiser(run_in: Run, tmp_p
     assert repr(_curve(whole)) == repr(_curve(parts))
 
 
+@pytest.mark.parametrize("held_out", [13, 14, 99])
+def test_a_run_that_holds_out_nearly_everything_is_refused(
+    held_out: int, run_in: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"held_out: {held_out} of 14 conversations"):
+        train_drafter(run_in(tmp_path, held_out=held_out))
+
+
 def test_muon_takes_the_matrices_of_layers_and_no_table_nor_head(
     run_in: Run, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dspark.wire import tensors
+from dspark.wire.v1 import types_pb2
 from verify_service.feature_store import ROW_DTYPE, FeatureStore
 
 TAPS, WIDTH, SLOTS = 6, 2, 16
@@ -60,7 +62,21 @@ def test_rows_are_of_one_dtype_whatever_that_of_the_taps(
         assert made.equal(rows(3.0, 4.0))
 
 
+@pytest.mark.parametrize("form", ["bfloat16", tensors.FP8])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_is_sent_as_zeros(form: str, wrong: float) -> None:
+    store = FeatureStore(SLOTS, Sums(), form)
+    store.put([3, 1, 2], rows(1.0, wrong, 2.0))
+    sent = store.packed([3, 1, 2])
+    chunk = types_pb2.TensorChunk(**sent.chunk())
+    read = tensors.read_tensor(chunk, width=WIDTH, max_rows=3)
+    assert read.to(ROW_DTYPE).equal(rows(1.0, 0.0, 2.0))
+    assert sent.zeroed == 1
+    assert store.packed([2]).zeroed == 0
+
+
 def test_rows_without_a_width_are_kept_too() -> None:
     store = FeatureStore(8, SimpleNamespace(width=0))
     store.put([2, 3], store.project(None, 2))
     assert store.get([2, 3]).shape == (2, 0)
+    assert store.packed([2, 3]).zeroed == 0
