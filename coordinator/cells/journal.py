@@ -170,8 +170,9 @@ class Journal:
         except OSError as error:
             self._failed(error)
             file, self._file = self._file, None
-            # in a thread, as closing it may wait for the disk
-            threading.Thread(target=_let_go, args=(file,), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                # in one of its own, as closing it may wait for the disk
+                threading.Thread(target=_let_go, args=(file,), daemon=True).start()
 
     def close(self) -> None:
         self.write()
