@@ -29,12 +29,13 @@ from dspark.cli.conformance_served import (
 )
 from dspark.errors import CheckpointError
 from dspark.model.weights_file import SINGLE_NAME, read_file
-from dspark.types import Cursor
+from dspark.types import Block, Cursor
 from dspark.wire.v1 import types_pb2
 
-MARGIN = 2  # room past a last round that overshoots by a whole block
+MARGIN = 2  # room past a last round
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which the drafter loses its context
+LENGTHS = ("acceptance_lengths", "proposal_lengths", "accepted_draft_lengths")  # of each round
 # Decode cases -> tensors of the drafter and the target.
 RECORDED: Mapping[str, str] = {
     "15bd3e654984a830": "753bb9f758430f27",  # dflash
@@ -50,45 +51,103 @@ RECORDED: Mapping[str, str] = {
 
 
 class DecodeRun:
-    """The state of one case as it runs."""
+    """One case as it runs on a verifier and a drafter."""
 
-    def __init__(self, number: int, case: Mapping[str, Any]) -> None:
-        self.ids: list[int] = list(case["prompt_ids"])
-        self.cursor = Cursor(number, 1, 0, len(self.ids))
-        self.end = len(self.ids) + case["max_new_tokens"]
-        self.threshold = calibrated_threshold(case["confidence_threshold"])
-        self.refused = ""  # why an engine would not serve it
-        self.accepted: list[int] = []  # tokens of each round, the target's own included
-        self.proposed: list[int] = []
-        self.drafted: list[int] = []  # accepted ones
+    def __init__(self, number: int, case: Mapping[str, Any], verify: Any, draft: Any) -> None:
+        self._verify, self._draft = verify, draft
+        self._ids: list[int] = list(case["prompt_ids"])
+        self.cursor = Cursor(number, 1, 0, len(self._ids))
+        self._end = len(self._ids) + case["max_new_tokens"]
+        self._life = life_of(case, draft.drafter.config.block_size)
+        self._threshold = calibrated_threshold(case["confidence_threshold"])
         self._stops = frozenset(case["stop_token_ids"])
+        self._refused = ""  # why an engine would not serve it
+        self._lengths: dict[str, list[int]] = {name: [] for name in LENGTHS}
+
+    def open(self, *, prefix_is_kept: bool) -> bool:
+        """Whether both engines serve it, as a request without a limit."""
+        longest, prompt = self._verify.target.context_length, self._ids[:]
+        whole = (len(prompt) - 1) // PAGE * PAGE if prefix_is_kept else 0
+        more = {"keep_features": True, "token_ids": prompt}
+        try:
+            served(self._verify.open(self.cursor, GREEDY, longest, **more))
+            served(self._draft.open(self.cursor, self._life))
+            if (spared := self._verify.find(*self.cursor[:2]).spared) < whole:
+                raise CheckpointError(f"{spared} tokens of the prompt were cached, not {whole}")
+        except CheckpointError as error:
+            self._refused = str(error)
+        return not self._refused
+
+    def begins(self) -> bool:
+        """Whether its prompt has run; if so, the anchor is drawn."""
+        state = self._verify.find(*self.cursor[:2])
+        if not state.prefilled and not state.broken:
+            return False
+        self._ids.append(served(self._verify.first_token(self.cursor.sequence)))
+        return True
 
     @property
     def going(self) -> bool:
         """Whether another round is due: the anchor's index is below the end, and no stop came."""
-        return self.ids[-1] not in self._stops and len(self.ids) - 1 < self.end
+        return self._ids[-1] not in self._stops and len(self._ids) - 1 < self._end
+
+    def order(self) -> Any:
+        """The order of the next block. Rows that the drafter lacks are sent before, in their wire
+        form; before round `REST` it loses all of them."""
+        from draft_service.engine import DraftItem
+
+        now = self.cursor.round + 1
+        self.cursor = self.cursor._replace(round=now, committed_len=len(self._ids))
+        if now == REST:
+            self._draft.release(*self.cursor[:2])
+            served(self._draft.open(self.cursor, self._life))
+        sent = self._verify.features(self.cursor, self._draft.watermark(*self.cursor[:2]))
+        if sent is None:
+            raise CheckpointError("the verifier made no feature rows")
+        if count := len(sent.token_ids):
+            rows = self._draft.read_rows(types_pb2.TensorChunk(**sent.rows.chunk()), count)
+            served(self._draft.ingest(*self.cursor[:2], sent.start, sent.token_ids, rows))
+        return DraftItem(self.cursor, self._ids[-1], len(self._ids) - 1, GREEDY)
+
+    def proposal(self, block: Block) -> Any:
+        """The prefix to verify, chosen by a plan's terms as verifiers choose it.
+
+        The reference drafts no further after a stop token where a family drafts token by token;
+        slots past it are not proposed then. They depend on earlier tokens alone, so leaving them
+        out does not violate "no peeking".
+        """
+        from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
+        from verify_service.sequences import VerifyItem
+
+        terms = BlockTerms(PlanKind.THRESHOLD, price=self._threshold)
+        (slots,) = prefixes([block.confidence], [terms])
+        if self._draft.drafter.config.kind != "block":
+            slots = self._through_stop(block.token_ids[:slots])
+        return VerifyItem(self.cursor, self._ids[-1], block.token_ids, block.q).prefix(slots)
 
     def take(self, tokens: Sequence[int], proposed: int) -> None:
         """Counts one round and commits what it drew, up to a stop token."""
-        kept = self.through_stop(tokens)
-        inside = kept < len(tokens)  # among the accepted ones: it ends the proposal too
-        self.ids.extend(tokens[:kept])
-        self.accepted.append(kept)
-        self.proposed.append(kept if inside else proposed)
-        self.drafted.append(kept if inside else kept - 1)
+        kept = self._through_stop(tokens)
+        self._ids.extend(tokens[:kept])
+        # a stop token among the accepted ones ends the proposal too
+        counts = (kept, proposed, kept - 1) if kept == len(tokens) else (kept, kept, kept)
+        for lengths, count in zip(self._lengths.values(), counts, strict=True):
+            lengths.append(count)
 
-    def through_stop(self, ids: Sequence[int]) -> int:
+    def _through_stop(self, ids: Sequence[int]) -> int:
         """Number of tokens up to the first stop token, itself included; all if there is none."""
         return next((n for n, token in enumerate(ids, start=1) if token in self._stops), len(ids))
 
-    def found(self) -> Mapping[str, Any] | str:
-        """The fields of the case, or why there are none."""
-        return self.refused or {
-            "output_ids": self.ids[: self.end],
-            "acceptance_lengths": self.accepted,
-            "proposal_lengths": self.proposed,
-            "accepted_draft_lengths": self.drafted,
-        }
+    def close(self) -> Mapping[str, Any] | str:
+        """Frees it on both engines; the fields of the case, or why there are none."""
+        self._verify.release(*self.cursor[:2])
+        self._draft.release(*self.cursor[:2])
+        return self._refused or {"output_ids": self._ids[: self._end], **self._lengths}
+
+
+def life_of(case: Mapping[str, Any], block_size: int) -> int:
+    """The most tokens of a case; its last round may overshoot by a whole block."""
+    return len(case["prompt_ids"]) + int(case["max_new_tokens"]) + block_size + MARGIN
 
 
 def decode_outputs(
@@ -97,101 +156,30 @@ def decode_outputs(
     """Runs all cases, as often as there are turns."""
     if any(case.get("temperature") for case in cases):
         raise CheckpointError("temperature: only greedy runs have one answer")
-    size = pair.drafter.config.block_size
-    lives = [DecodeRun(0, case).end + size + MARGIN for case in cases]
-    engines = Engines(load_verify(pair, lives), load_draft(pair, lives))
+    lives = [life_of(case, pair.drafter.config.block_size) for case in cases]
+    verify, draft = load_verify(pair, lives), load_draft(pair, lives)
     check_recorded(pair)
     for turn in range(TURNS):
         first = 1 + turn * len(cases)
-        runs = [DecodeRun(number, case) for number, case in enumerate(cases, start=first)]
-        engines.decode(runs, prefixes_are_kept=turn > 0)
-        yield [run.found() for run in runs]
+        runs = [DecodeRun(first + at, case, verify, draft) for at, case in enumerate(cases)]
+        decode([run for run in runs if run.open(prefix_is_kept=turn > 0)], verify, draft)
+        yield [run.close() for run in runs]
 
 
-class Engines:
-    """A verifier and a drafter, and the rounds between them."""
-
-    def __init__(self, verify: Any, draft: Any) -> None:
-        self._verify, self._draft = verify, draft
-        self._config = draft.drafter.config
-
-    def decode(self, runs: Sequence[DecodeRun], *, prefixes_are_kept: bool) -> None:
-        """Runs all cases once. Prompts wait in one queue: the first is prefilled alone, the others
-        in the rounds of those before."""
-        for run in runs:
-            try:
-                self._open(run, prefixes_are_kept)
-            except CheckpointError as error:
-                run.refused = str(error)
-        waiting = [run for run in runs if not run.refused]
-        going: list[DecodeRun] = []
-        while going or self._verify.prefill_next():
-            if going:
-                self._round(going)
-            states = {run: self._verify.find(*run.cursor[:2]) for run in waiting}
-            over = [run for run, state in states.items() if state.prefilled or state.broken]
-            for run in over:
-                run.ids.append(served(self._verify.first_token(run.cursor.sequence)))
-            waiting = [run for run in waiting if run not in over]
-            going = [run for run in (*going, *over) if run.going]
-        for run in runs:
-            self._verify.release(*run.cursor[:2])
-            self._draft.release(*run.cursor[:2])
-
-    def _open(self, run: DecodeRun, prefix_is_kept: bool) -> None:
-        longest = self._verify.target.context_length  # as for a request without a limit
-        prompt = run.ids[:]
-        served(self._verify.open(run.cursor, GREEDY, longest, keep_features=True, token_ids=prompt))
-        self._open_context(run)
-        spared = self._verify.find(*run.cursor[:2]).spared
-        if prefix_is_kept and spared < (whole := (len(prompt) - 1) // PAGE * PAGE):
-            raise CheckpointError(f"{spared} tokens of the prompt were cached, not {whole}")
-
-    def _open_context(self, run: DecodeRun) -> None:
-        served(self._draft.open(run.cursor, run.end + self._config.block_size + MARGIN))
-
-    def _round(self, runs: Sequence[DecodeRun]) -> None:
-        """Drafts, schedules and verifies one block for each of these runs.
-
-        Prefixes are chosen by a plan's terms as verifiers choose them. The reference drafts no
-        further after a stop token where a family drafts token by token; slots past it are not
-        proposed then. They depend on earlier tokens alone, so leaving them out does not violate "no
-        peeking".
-        """
-        from draft_service.engine import DraftItem
-        from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
-        from verify_service.sequences import VerifyItem
-
-        asked, items = [], []
-        for run in runs:
-            run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
-            self._fill(run)
-            asked.append(DraftItem(run.cursor, run.ids[-1], len(run.ids) - 1, GREEDY))
-        blocks = [served(block) for block in self._draft.draft(asked)]
-        terms = [BlockTerms(PlanKind.THRESHOLD, price=run.threshold) for run in runs]
-        chosen = prefixes([block.confidence for block in blocks], terms)
-        for run, block, slots in zip(runs, blocks, chosen, strict=True):
-            if self._config.kind != "block":
-                slots = run.through_stop(block.token_ids[:slots])
-            whole = VerifyItem(run.cursor, run.ids[-1], block.token_ids, block.q)
-            items.append(whole.prefix(slots))
-        verdicts = self._verify.judge_cohort(items).outcomes
-        for run, item, verdict in zip(runs, items, verdicts, strict=True):
-            run.take(served(verdict).tokens, len(item.draft_ids))
-
-    def _fill(self, run: DecodeRun) -> None:
-        """Sends the rows that the drafter lacks, in their wire form; before round `REST` it loses
-        all of them."""
-        if run.cursor.round == REST:
-            self._draft.release(*run.cursor[:2])
-            self._open_context(run)
-        start = self._draft.watermark(*run.cursor[:2])
-        sent = self._verify.features(run.cursor, start)
-        if sent is None:
-            raise CheckpointError("the verifier made no feature rows")
-        if count := len(sent.token_ids):
-            rows = self._draft.read_rows(types_pb2.TensorChunk(**sent.rows.chunk()), count)
-            served(self._draft.ingest(*run.cursor[:2], sent.start, sent.token_ids, rows))
+def decode(waiting: Sequence[DecodeRun], verify: Any, draft: Any) -> None:
+    """Runs cases to their ends. Prompts wait in one queue: the first is prefilled alone, the others
+    in the rounds of those before."""
+    going: list[DecodeRun] = []
+    while going or verify.prefill_next():
+        if going:
+            blocks = draft.draft([run.order() for run in going])
+            items = [run.proposal(served(block)) for run, block in zip(going, blocks, strict=True)]
+            verdicts = verify.judge_cohort(items).outcomes
+            for run, item, verdict in zip(going, items, verdicts, strict=True):
+                run.take(served(verdict).tokens, len(item.draft_ids))
+        begun = [run for run in waiting if run.begins()]
+        waiting = [run for run in waiting if run not in begun]
+        going = [run for run in (*going, *begun) if run.going]
 
 
 def check_recorded(pair: ReferencePair) -> None:

@@ -21,13 +21,14 @@ def add_commands(commands: Any) -> None:
         description="Exit code 0: the process lives, 1: it does not. With --wait, 0: it serves, as "
         "all it needs is there, 1: it does not in that time.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "endpoint",
         nargs="?",
         metavar="HOST:PORT",
-        help="a process of a cell (the coordinator of this state folder)",
+        help="of a process (the cell's coordinator)",
     )
-    parser.add_argument("--wait", type=wait_s, help="ask until it serves, at most so many seconds")
+    add("--wait", type=wait_s, help="ask until it serves, at most so many seconds")
     add_tls(parser)
     parser.set_defaults(run=_health)
 

@@ -24,10 +24,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("file", type=Path, help="YAML of a synthetic pair")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--concurrency", type=positives, help="users, each asking again when answered (1,8,64)"
-    )
-    loop.add_argument("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
+    add = loop.add_argument
+    add("--concurrency", type=positives, help="users, each asking again when answered (1,8,64)")
+    add("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
     add = load.add_argument
     add("--input-len", type=_span, default="32", metavar="A[..B]", help="tokens of a prompt")
     add("--output-len", type=_span, default="128", metavar="A[..B]", help="tokens of an answer")

@@ -40,16 +40,10 @@ _SIGNS = {
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser("status", help="list every process and lane")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument(
-        "--explain",
-        metavar="REQUEST",
-        help="explain a request by its id (a tenant's: TENANT/ID): its rounds as it runs, and its "
-        "end",
-    )
-    parser.add_argument(
-        "--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends"
-    )
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON object")
+    add("--explain", metavar="REQUEST", help="rounds and end of a request (a tenant's: TENANT/ID)")
+    add("--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends")
     add_endpoint(parser)
     parser.set_defaults(run=_status)
 
