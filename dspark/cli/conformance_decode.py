@@ -5,18 +5,15 @@ see `conformance_served`. Rounds are counted as by the reference: the token from
 round, the last round may overshoot, and a stop token inside the accepted draft ends the run there,
 without a bonus.
 
-A known file of cases is accepted only with the tensors it was recorded with, in any layout: a case
-holds ids and lengths alone, which a small change of a weight need not change.
+A known file of cases is accepted only with the checkpoints it was recorded with: a case holds ids
+and lengths alone, which a small change of a weight need not change.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from dspark.cli.conformance_served import (
     GREEDY,
@@ -28,7 +25,7 @@ from dspark.cli.conformance_served import (
     served,
 )
 from dspark.errors import CheckpointError
-from dspark.model.weights_file import SINGLE_NAME, read_file
+from dspark.model.checkpoint import fingerprint
 from dspark.types import Block, Cursor
 from dspark.wire.v1 import types_pb2
 
@@ -36,17 +33,18 @@ MARGIN = 2  # room past a last round
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which the drafter loses its context
 LENGTHS = ("acceptance_lengths", "proposal_lengths", "accepted_draft_lengths")  # of each round
-# Decode cases -> tensors of the drafter and the target.
-RECORDED: Mapping[str, str] = {
-    "15bd3e654984a830": "753bb9f758430f27",  # dflash
-    "e2c063d444550869": "fa05fdc356b7c2c3",  # dflash_gemma4
-    "a3c457ecae8f1504": "e1b7f510cc6b63ba",  # dspark_confidence_without_markov
-    "fbcd12a5b68868c6": "72237cb989b65c02",  # dspark_gated
-    "c53f1c50d8f38891": "e38e59288e28e78f",  # dspark_gemma4
-    "6e4578b2ba1ab47e": "33dc34dae506d3f6",  # dspark_rnn
-    "8f01a00ca15b827f": "92eae116e8ad6f14",  # dspark_vanilla
-    "ee5236cdaa677b0b": "bc8216457506bf45",  # eagle3
-    "9c2843edeb80e738": "54bfa3b6ebfb5431",  # eagle3_gemma4
+QWEN3_TARGET, GEMMA4_TARGET = "3f98177e0e5abf4b", "8dd94c6d65ca1d76"
+# Known decode cases -> fingerprints of the drafter and the target that they were recorded with.
+RECORDED: Mapping[str, tuple[str, str]] = {
+    "15bd3e654984a830": ("e2d6e1be4c78084c", QWEN3_TARGET),  # dflash
+    "e2c063d444550869": ("ce9f1b255d4001cc", GEMMA4_TARGET),  # dflash_gemma4
+    "a3c457ecae8f1504": ("af3c700e4ab54959", QWEN3_TARGET),  # dspark_confidence_without_markov
+    "fbcd12a5b68868c6": ("73860c2e06f06da1", QWEN3_TARGET),  # dspark_gated
+    "c53f1c50d8f38891": ("5e600801efd16515", GEMMA4_TARGET),  # dspark_gemma4
+    "6e4578b2ba1ab47e": ("58e69471201bae4b", QWEN3_TARGET),  # dspark_rnn
+    "8f01a00ca15b827f": ("0081196e417b0e20", QWEN3_TARGET),  # dspark_vanilla
+    "ee5236cdaa677b0b": ("a6d1b97b5fed5667", QWEN3_TARGET),  # eagle3
+    "9c2843edeb80e738": ("769762ddca9b3460", GEMMA4_TARGET),  # eagle3_gemma4
 }
 
 
@@ -156,9 +154,13 @@ def decode_outputs(
     """Runs all cases, as often as there are turns."""
     if any(case.get("temperature") for case in cases):
         raise CheckpointError("temperature: only greedy runs have one answer")
+    digest = hashlib.sha256((pair.folder / "decode_cases.json").read_bytes()).hexdigest()[:16]
     lives = [life_of(case, pair.drafter.config.block_size) for case in cases]
     verify, draft = load_verify(pair, lives), load_draft(pair, lives)
-    check_recorded(pair)
+    folders = (pair.folder, verify.target.folder)
+    for folder, recorded in zip(folders, RECORDED.get(digest, ()), strict=False):
+        if fingerprint(folder) != recorded:
+            raise CheckpointError(f"{folder.name} is not what these cases were recorded with")
     for turn in range(TURNS):
         first = 1 + turn * len(cases)
         runs = [DecodeRun(first + at, case, verify, draft) for at, case in enumerate(cases)]
@@ -180,24 +182,3 @@ def decode(waiting: Sequence[DecodeRun], verify: Any, draft: Any) -> None:
         begun = [run for run in waiting if run.begins()]
         waiting = [run for run in waiting if run not in begun]
         going = [run for run in (*going, *begun) if run.going]
-
-
-def check_recorded(pair: ReferencePair) -> None:
-    """Raises CheckpointError if a file of decode cases is known, and its weights are not those it
-    was recorded with."""
-    assert pair.target is not None
-    cases = hashlib.sha256((pair.folder / "decode_cases.json").read_bytes()).hexdigest()[:16]
-    folders = (pair.folder, pair.target.folder)
-    if cases in RECORDED and RECORDED[cases] != digest_of(*folders):
-        names = " and ".join(folder.name for folder in folders)
-        raise CheckpointError(f"{names}: not the weights that these cases were recorded with")
-
-
-def digest_of(*folders: Path) -> str:
-    """Digest of the names, shapes, types and bytes of all tensors."""
-    total = hashlib.sha256()
-    for folder in folders:
-        for name, tensor in sorted(read_file(folder / SINGLE_NAME).items()):
-            total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-            total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()[:16]

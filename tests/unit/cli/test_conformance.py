@@ -228,10 +228,11 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
                 tmp_path / where, tensors=lambda held, name=name: held[name].view(-1)[0].add_(1e-6)
             )
             assert run(tmp_path) == 1
-            assert "not" in capsys.readouterr().out
+            told = capsys.readouterr().out
+            assert (
+                f"{where} is not what these cases were recorded with" in told or "not the" in told
+            )
             (tmp_path / where / "model.safetensors").write_bytes(before)
-    # the same tensors in another file
-    altered(tmp_path / "eagle3", tensors=lambda held: None)
     assert run(tmp_path) == 0
 
 
