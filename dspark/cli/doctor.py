@@ -49,11 +49,8 @@ def _doctor(args: argparse.Namespace) -> int:
     warned = sum(finding.level == "warn" for finding in findings)
     if args.json:
         rows = [vars(finding) | {"level": str(finding.level)} for finding in findings]
-        print(
-            json.dumps(
-                {"ok": not failed, "failed": failed, "warned": warned, "findings": rows}, indent=2
-            )
-        )
+        told = {"ok": not failed, "failed": failed, "warned": warned, "findings": rows}
+        print(json.dumps(told, indent=2))
     else:
         print(f"\n{failed} wrong, {warned} to look at, {len(findings) - failed - warned} fine")
     return 1 if failed else 0

@@ -133,9 +133,6 @@ def _simulate(args: argparse.Namespace) -> int:
         )
     if args.plot is not None:
         draw(points, args.plot)
-    print(
-        json.dumps({"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points})
-        if args.json
-        else table(points)
-    )
+    told = {"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points}
+    print(json.dumps(told) if args.json else table(points))
     return 0
