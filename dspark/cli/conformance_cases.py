@@ -135,52 +135,39 @@ def read_loss(file: Path) -> list[Case]:
 
 def loss_outputs(cases: Sequence[Case], pair: ReferencePair) -> Iterable[list[Found]]:
     """One training step on its texts back to back, as training packs them."""
-    from dspark.training.anchors import Labels, label_blocks, slots_after
-    from dspark.training.lean_loss import lean_block_loss
+    from dspark.training.batches import SampleBatch
     from dspark.training.loss import LossWeights, figures
+    from dspark.training.objective import blocks_loss
 
     (case,), drafter = cases, as_block(pair.drafter)
     found: dict[str, Any] = {}
     if pair.target is not None:
         features, last = _run_target(pair, case["input_ids"])
         found |= {"target_hidden_states": features, "target_last_hidden_states": last}
-    size, confident = drafter.config.block_size, drafter.config.enable_confidence_head
-    texts, keep, own = case["input_ids"], case["block_keep_mask"], case["anchor_positions"]
-    length, ids = texts.shape[1], texts.flatten()
-    told = [
-        label_blocks(input_ids=text, supervised=mask > 0, anchors=anchors, block_size=size)
-        for text, mask, anchors in zip(
-            texts, case["loss_mask"], own.split(keep.sum(dim=1).tolist()), strict=True
-        )
-    ]
-    labels = Labels(*map(torch.cat, zip(*told, strict=True)))
-    first_rows = length * keep.nonzero()[:, 0]
-    anchors = own + first_rows
-    drafter.zero_grad(set_to_none=True)
-    hidden = drafter.forward_hidden(
+    confident, anchors = drafter.config.enable_confidence_head, case["anchor_positions"]
+    weights = LossWeights(confidence=1.0 if confident else 0.0)
+    texts, length = case["input_ids"].shape
+    batch = SampleBatch(
+        ids=case["input_ids"].flatten(),
+        supervised=case["loss_mask"].flatten() > 0,
+        offsets=tuple(range(0, (texts + 1) * length, length)),
+        numbers=tuple(range(texts)),
         features=case["target_hidden_states"].flatten(0, 1),
-        input_ids=ids,
-        anchors=anchors,
-        first_rows=first_rows,
+        last_hidden=case["target_last_hidden_states"].flatten(0, 1),
     )
+    drafter.zero_grad(set_to_none=True)
+    keep = case["block_keep_mask"]
+    drawn = anchors.split(keep.sum(dim=1).tolist())
+    head = drafter.lm_head.weight  # a verbatim copy of the target's
+    hidden, labels, lean = blocks_loss(drafter, batch, drawn, head, weights)
     with torch.no_grad():
-        previous = ids[slots_after(own, size, length) + first_rows[:, None]]
+        first = case["input_ids"][keep.nonzero()[:, 0], anchors]
+        previous = torch.cat([first[:, None], labels.target_ids[:, :-1]], dim=1)
         proposal = BlockProposal(drafter, hidden)
         logits = [proposal.step(before) for before in previous.unbind(1)]
         found |= labels._asdict() | {"draft_logits": torch.stack(logits, dim=1)}
         if confident:
             found["confidence_logits"] = proposal.confidence_logits(previous)
-    weights = LossWeights(confidence=1.0 if confident else 0.0)
-    lean = lean_block_loss(
-        drafter,
-        hidden=hidden,
-        input_ids=ids,
-        anchors=anchors,
-        labels=labels,
-        last_hidden=case["target_last_hidden_states"].flatten(0, 1),
-        target_head=drafter.lm_head.weight,  # a verbatim copy of the target's
-        weights=weights,
-    )
     loss = lean.objective / lean.sums.denominator
     loss.backward()  # type: ignore[no-untyped-call]
     values = figures(lean.sums, weights) | {"loss": float(loss.detach())}
