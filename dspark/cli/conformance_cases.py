@@ -44,8 +44,9 @@ def difference(case: Case, found: Found) -> str | None:
     """None if a case holds what was found, field by field, else the first difference."""
     if isinstance(found, str):
         return found
-    if unknown := case.keys() - found.keys() - GIVEN:
-        return f"nothing computes {', '.join(sorted(unknown))}"
+    extra = sorted(case.keys() - found.keys() - GIVEN)
+    if unknown := [name for name in extra if not isinstance(case[name], str)]:
+        return f"nothing computes {', '.join(unknown)}"
     for name, value in found.items():
         if name not in case:
             return f"{name}: missing"

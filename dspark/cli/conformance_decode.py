@@ -5,8 +5,8 @@ see `conformance_served`. Rounds are counted as by the reference: the token from
 round, the last round may overshoot, and a stop token inside the accepted draft ends the run there,
 without a bonus.
 
-A known file of cases is accepted only with the checkpoints it was recorded with: a case holds ids
-and lengths alone, which a small change of a weight need not change.
+A known file of cases is accepted only with the tensors it was recorded with, in any layout: a case
+holds ids and lengths alone, which a small change of a weight need not change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dspark.cli.conformance_served import (
     GREEDY,
@@ -25,7 +28,7 @@ from dspark.cli.conformance_served import (
     served,
 )
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import fingerprint
+from dspark.model.weights_file import SINGLE_NAME, read_file
 from dspark.types import Block, Cursor
 from dspark.wire.v1 import types_pb2
 
@@ -33,18 +36,18 @@ MARGIN = 2  # room past a last round
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which the drafter loses its context
 LENGTHS = ("acceptance_lengths", "proposal_lengths", "accepted_draft_lengths")  # of each round
-QWEN3_TARGET, GEMMA4_TARGET = "3f98177e0e5abf4b", "8dd94c6d65ca1d76"
-# Known decode cases -> fingerprints of the drafter and the target that they were recorded with.
+QWEN3_TARGET, GEMMA4_TARGET = "6b99fb1e12d8549f", "673d37c4e931962e"
+# Decode cases -> (tensors of the drafter, tensors of the target).
 RECORDED: Mapping[str, tuple[str, str]] = {
-    "15bd3e654984a830": ("e2d6e1be4c78084c", QWEN3_TARGET),  # dflash
-    "e2c063d444550869": ("ce9f1b255d4001cc", GEMMA4_TARGET),  # dflash_gemma4
-    "a3c457ecae8f1504": ("af3c700e4ab54959", QWEN3_TARGET),  # dspark_confidence_without_markov
-    "fbcd12a5b68868c6": ("73860c2e06f06da1", QWEN3_TARGET),  # dspark_gated
-    "c53f1c50d8f38891": ("5e600801efd16515", GEMMA4_TARGET),  # dspark_gemma4
-    "6e4578b2ba1ab47e": ("58e69471201bae4b", QWEN3_TARGET),  # dspark_rnn
-    "8f01a00ca15b827f": ("0081196e417b0e20", QWEN3_TARGET),  # dspark_vanilla
-    "ee5236cdaa677b0b": ("a6d1b97b5fed5667", QWEN3_TARGET),  # eagle3
-    "9c2843edeb80e738": ("769762ddca9b3460", GEMMA4_TARGET),  # eagle3_gemma4
+    "15bd3e654984a830": ("b1c314d94331ee3d", QWEN3_TARGET),  # dflash
+    "e2c063d444550869": ("0ecb1cbf519757fc", GEMMA4_TARGET),  # dflash_gemma4
+    "a3c457ecae8f1504": ("ede0d05c09bddcfc", QWEN3_TARGET),  # dspark_confidence_without_markov
+    "fbcd12a5b68868c6": ("ee564234e10e30c8", QWEN3_TARGET),  # dspark_gated
+    "c53f1c50d8f38891": ("a6f5bd8ad9b35400", GEMMA4_TARGET),  # dspark_gemma4
+    "6e4578b2ba1ab47e": ("96a9d9aef60843f4", QWEN3_TARGET),  # dspark_rnn
+    "8f01a00ca15b827f": ("1f739a45c86622e3", QWEN3_TARGET),  # dspark_vanilla
+    "ee5236cdaa677b0b": ("4e4b455c13f67101", QWEN3_TARGET),  # eagle3
+    "9c2843edeb80e738": ("db394a03e99995dc", GEMMA4_TARGET),  # eagle3_gemma4
 }
 
 
@@ -159,8 +162,8 @@ def decode_outputs(
     verify, draft = load_verify(pair, lives), load_draft(pair, lives)
     folders = (pair.folder, verify.target.folder)
     for folder, recorded in zip(folders, RECORDED.get(digest, ()), strict=False):
-        if fingerprint(folder) != recorded:
-            raise CheckpointError(f"{folder.name} is not what these cases were recorded with")
+        if digest_of(read_file(folder / SINGLE_NAME)) != recorded:
+            raise CheckpointError(f"{folder.name}: its weights are not those of these cases")
     for turn in range(TURNS):
         first = 1 + turn * len(cases)
         runs = [DecodeRun(first + at, case, verify, draft) for at, case in enumerate(cases)]
@@ -182,3 +185,12 @@ def decode(waiting: Sequence[DecodeRun], verify: Any, draft: Any) -> None:
         begun = [run for run in waiting if run.begins()]
         waiting = [run for run in waiting if run not in begun]
         going = [run for run in (*going, *begun) if run.going]
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Digest of the names, shapes, types and bytes of all tensors."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]

@@ -37,7 +37,11 @@ def add_commands(commands: Any) -> None:
     )
     add("--n", type=int, help="answers to the same prompt, shown one after the other")
     add("--logprobs", type=int, help="tell log-probabilities, N likeliest (with --json)")
-    add("--prompt-logprobs", type=int, help="of the prompt; with --max-tokens 0 of it alone")
+    add(
+        "--prompt-logprobs",
+        type=int,
+        help="the same of the prompt; with --max-tokens 0 of it alone",
+    )
     add("--min-tokens", type=int, help="nothing ends the answer before")
     add("--stop", action="append", metavar="TEXT", help="end the answer here; repeatable")
     add(
@@ -51,7 +55,12 @@ def add_commands(commands: Any) -> None:
         "--include-stop", action="store_true", default=None, dest="include_stop_str_in_output",
         help="show what ended it",
     )  # fmt: skip
-    add("--ignore-eos", action="store_true", default=None, help="go on past its stop tokens")
+    add(
+        "--ignore-eos",
+        action="store_true",
+        default=None,
+        help="go on past the target's stop tokens",
+    )
     add("--request-id", metavar="ID", help="its name, for `status --explain` and `Abort`")
     add(
         "--drafter",
@@ -101,9 +110,9 @@ def _generate(args: argparse.Namespace) -> int:
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not args.json:
             raise WrongCommand(f"{name.replace('_', '-')}: is told with --json alone")
-    at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     if args.wait is not None:
         health.wait_for(args)
+    at_once = args.json or (args.n or 1) > 1  # pieces of several answers would mix
     with open_client(args) as client:
         has_text = args.json or client.model_info().has_tokenizer
         if not has_text and args.token_ids is None:

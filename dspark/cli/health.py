@@ -21,14 +21,13 @@ def add_commands(commands: Any) -> None:
         description="Exit code 0: the process lives, 1: it does not. With --wait, 0: it serves, as "
         "all it needs is there, 1: it does not in that time.",
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "endpoint",
         nargs="?",
         metavar="HOST:PORT",
-        help="of a process (the cell's coordinator)",
+        help="a process of a cell (the coordinator of this state folder)",
     )
-    add("--wait", type=wait_s, help="ask until it serves, at most so many seconds")
+    parser.add_argument("--wait", type=wait_s, help="ask until it serves, at most so many seconds")
     add_tls(parser)
     parser.set_defaults(run=_health)
 

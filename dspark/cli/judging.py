@@ -39,8 +39,10 @@ def add_commands(commands: Any) -> None:
     add = fit.add_argument
     add("--rules", type=_rules, default=",".join(RULES), help="acceptance rules")
     add("--temperatures", type=numbers_above_0, default="0.7,1", help="of sampled requests")
-    add("--also-greedy", type=Path, nargs="+", default=(), help="more prompts, for greedy alone")
-    add("--no-offsets", action="store_false", dest="offsets", help="fit temperatures alone")
+    more = "more prompts for greedy requests only"
+    add("--also-greedy", type=Path, nargs="+", default=(), help=more)
+    published = "fit temperatures alone, as published"
+    add("--no-offsets", action="store_false", dest="offsets", help=published)
     add("--out", type=folder, help="where calibration.json goes (the drafter's folder)")
     add("--plots", type=folder, help="reliability diagrams before and after, PNG")
     fit.set_defaults(run=_calibrate)

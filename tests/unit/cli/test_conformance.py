@@ -171,7 +171,7 @@ def test_one_altered_id_in_a_run_fails_it_alone(
     assert told[-1] == "2 passed, 1 failed, 0 skipped"
 
 
-def test_a_field_that_nobody_computes_fails_its_case(
+def test_a_number_that_nobody_computes_fails_its_case(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _keep_only(folder, "decode_cases.json")
@@ -242,8 +242,10 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
                 tmp_path / where, tensors=lambda held, name=name: held[name].view(-1)[0].add_(1e-6)
             )
             assert run(tmp_path) == 1
-            assert " is not " in capsys.readouterr().out
+            assert "are not those of these cases" in capsys.readouterr().out
             (tmp_path / where / "model.safetensors").write_bytes(before)
+    # the same tensors in another file
+    altered(tmp_path / "eagle3", tensors=lambda held: None)
     assert run(tmp_path) == 0
 
 
