@@ -34,6 +34,11 @@ GIVEN = (
     | {"input_ids", "loss_mask", "block_keep_mask", "anchor_positions"}
     | {"target_hidden_states", "target_last_hidden_states"}
     | {"max_new_tokens", "confidence_threshold", "stop_token_ids", "temperature"}
+    # rows travel in bfloat16, which moves confidence by more than the tolerance
+    | {"forced_previous_ids", "round_confidence_logits"}
+    # inside the stages of DeepSeek-V4's module
+    | {"block_keys", "block_positions", "context_keys", "context_key_positions"}
+    | {"head_hidden", "stage_hidden"}
 )
 
 Case = Mapping[str, Any]
@@ -94,9 +99,10 @@ def block_outputs(cases: Sequence[Case], pair: ReferencePair) -> Iterable[list[F
     size = pair.drafter.config.block_size
     lives = [case["context_features"].shape[1] + size for case in cases]
     draft = load_draft(pair, lives)
-    items = []
+    items, projected = [], []
     for number, (case, life) in enumerate(zip(cases, lives, strict=True)):
         rows, ids = draft.drafter.project(case["context_features"][0]), case["prompt_ids"][0]
+        projected.append(rows[None])
         cursor = Cursor(number, 1, 1, len(rows) + 1)
         served(draft.open(cursor, life))
         for start in range(0, len(rows), ROWS):
@@ -110,17 +116,25 @@ def block_outputs(cases: Sequence[Case], pair: ReferencePair) -> Iterable[list[F
         corrected.append(proposal.step(said[-1]))
         said.append(corrected[-1].argmax(dim=-1))
     outputs = {
-        "block_hidden": proposal.hidden,
+        "block_hidden": draft.drafter.headed(proposal.hidden),
         "base_logits": draft.drafter.base_logits(proposal.hidden),
         "corrected_logits": torch.stack(corrected, dim=1),
         "draft_token_ids": torch.tensor([block.token_ids for block in blocks]),
         "confidence": torch.tensor([block.confidence for block in blocks]),
     }
-    if draft.drafter.config.enable_confidence_head:
+    confident = draft.drafter.config.enable_confidence_head
+    if confident:
         outputs["confidence_logits"] = proposal.confidence_logits(torch.stack(said[:-1], dim=1))
+    if all("forced_previous_ids" in case for case in cases):  # another chain of tokens
+        forced, _ = draft.propose(items, size)
+        before = torch.cat([case["forced_previous_ids"] for case in cases])
+        logits = [forced.step(previous) for previous in before.unbind(1)]
+        outputs["forced_corrected_logits"] = torch.stack(logits, dim=1)
+        if confident:
+            outputs["forced_confidence_logits"] = forced.confidence_logits(before)
     found: list[Found] = []
     for row, case in enumerate(cases):
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Any] = {"context_rows": projected[row]} if "context_rows" in case else {}
         if pair.target is not None:
             inputs["context_features"], last = _run_target(pair, case["prompt_ids"])
             inputs["anchor_id"] = pair.target.model.lm_head(last[:, -1]).argmax(dim=-1)

@@ -35,6 +35,7 @@ from dspark.wire.v1 import types_pb2
 MARGIN = 2  # room past a last round
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which the drafter loses its context
+TOLD = ("anchor_positions", "round_draft_ids")  # of each round, in some files
 LENGTHS = ("acceptance_lengths", "proposal_lengths", "accepted_draft_lengths")  # of each round
 QWEN3_TARGET, GEMMA4_TARGET = "6b99fb1e12d8549f", "673d37c4e931962e"
 # Decode cases -> (tensors of the drafter, tensors of the target).
@@ -64,6 +65,8 @@ class DecodeRun:
         self._stops = frozenset(case["stop_token_ids"])
         self._refused = ""  # why an engine would not serve it
         self._lengths: dict[str, list[int]] = {name: [] for name in LENGTHS}
+        self._told: dict[str, list[Any]] = {name: [] for name in TOLD}
+        self._wanted = case.keys()
 
     def open(self, *, prefix_is_kept: bool) -> bool:
         """Whether both engines serve it, as a request without a limit."""
@@ -120,6 +123,9 @@ class DecodeRun:
         from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
         from verify_service.sequences import VerifyItem
 
+        told = (self.cursor.committed_len - 1, block.token_ids)
+        for rounds, value in zip(self._told.values(), told, strict=True):
+            rounds.append(value)
         terms = BlockTerms(PlanKind.THRESHOLD, price=self._threshold)
         (slots,) = prefixes([block.confidence], [terms])
         if self._draft.drafter.config.kind != "block":
@@ -143,7 +149,8 @@ class DecodeRun:
         """Frees it on both engines; the fields of the case, or why there are none."""
         self._verify.release(*self.cursor[:2])
         self._draft.release(*self.cursor[:2])
-        return self._refused or {"output_ids": self._ids[: self._end], **self._lengths}
+        told = {name: each for name, each in self._told.items() if name in self._wanted}
+        return self._refused or {"output_ids": self._ids[: self._end], **self._lengths, **told}
 
 
 def life_of(case: Mapping[str, Any], block_size: int) -> int:
