@@ -51,30 +51,21 @@ def add_commands(commands: Any) -> None:
     add("--api-key-env", metavar="NAME", help="environment variable with its key")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=positives, help="users at a time (1,4,16)")
-    loop.add_argument(
-        "--rate", type=numbers_above_0, default=(), help="requests a second, arriving at random"
-    )
+    add = loop.add_argument
+    add("--concurrency", type=positives, help="users at a time (1,4,16)")
+    add("--rate", type=numbers_above_0, default=(), help="requests a second, arriving at random")
     add = load.add_argument
-    add(
-        "--requests",
-        type=natural,
-        default=0,
-        help="measured requests a point; 0: 4 a user, at least 16",
-    )
+    add("--requests", type=natural, default=0, help="measured a point; 0: 4 a user, at least 16")
     add("--duration", type=wait_s, default=0, help="longest window of a point; 0: no bound")
     add("--warmup", type=natural, help="requests before the window of a point (one a user)")
     add("--seed", type=int, default=0, help="of arrivals, of the order of prompts and of sampling")
     add("--timeout", type=span_s, default=600, help="longest answer")
     asked = parser.add_argument_group("requests")
     source = asked.add_mutually_exclusive_group()
-    source.add_argument(
-        "--prompts", type=Path, help="JSON lines with `prompt` or `prompt_token_ids`"
-    )
-    source.add_argument("--domains", default="chat,code,reasoning,writing", help="built-in prompts")
-    source.add_argument(
-        "--input-len", type=positive, help="random token ids instead, N to a prompt"
-    )
+    add = source.add_argument
+    add("--prompts", type=Path, help="JSON lines with `prompt` or `prompt_token_ids`")
+    add("--domains", default="chat,code,reasoning,writing", help="built-in prompts")
+    add("--input-len", type=positive, help="random token ids instead, N to a prompt")
     add = asked.add_argument
     add("--vocabulary", type=positive, help="ids below N for --input-len with --openai")
     add("--output-len", type=positive, default=128, help="longest answer in tokens")

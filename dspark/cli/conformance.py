@@ -7,20 +7,18 @@ not supported count as skipped, by name; anything that is broken counts as faile
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import CheckpointError, DsparkError, UnsupportedFamily
 
-BLOCK_FILE = "block_cases.safetensors"
-LOSS_FILE = "loss_case.safetensors"
-DECODE_FILE = "decode_cases.json"
-CASE_FILES = (BLOCK_FILE, LOSS_FILE, DECODE_FILE)
 OUTCOMES = ("passed", "failed", "skipped")
 
 
@@ -39,25 +37,6 @@ class FileResult:
         counts = [f"{count} {what}" for what in OUTCOMES if (count := getattr(self, what))]
         tail = f": {self.problems[0]}" if self.problems else ""
         return f"{state} {self.file} ({', '.join(counts) or 'no cases'}){tail}"
-
-    def count(self, problems: list[str | None]) -> None:
-        """Adds one case per entry; None is a case that passed."""
-        for number, problem in enumerate(problems):
-            if problem is None:
-                self.passed += 1
-            else:
-                self.failed += 1
-                self.problems.append(f"case {number}: {problem}")
-
-    def broken(self, error: Exception, cases: int, *, skip: bool = False) -> None:
-        """Counts all cases of the file as failed, or skipped: `error` kept them from being run."""
-        if skip:
-            self.skipped += cases
-        else:
-            self.failed += cases
-        self.problems.append(
-            str(error) if isinstance(error, DsparkError) else f"{type(error).__name__}: {error}"
-        )
 
 
 def add_commands(commands: Any) -> None:
@@ -82,11 +61,10 @@ def run(directory: Path, as_json: bool = False) -> int:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     results: list[FileResult] = []
-    for folder in _folders(directory):
-        for result in check_folder(folder, directory):
-            results.append(result)
-            if not as_json:
-                print(result.line(), flush=True)
+    for result in _results(directory):
+        results.append(result)
+        if not as_json:
+            print(result.line(), flush=True)
     passed, failed, skipped = (sum(getattr(r, name) for r in results) for name in OUTCOMES)
     if as_json:
         files = [dataclasses.asdict(result) for result in results]
@@ -100,74 +78,32 @@ def run(directory: Path, as_json: bool = False) -> int:
     return 0 if passed and not failed else 1
 
 
-def check_folder(folder: Path, root: Path) -> list[FileResult]:
-    """Checks all case files of one drafter folder."""
-    from dspark.cli.conformance_decode import decode_cases
-    from dspark.cli.conformance_model import block_cases, loss_case
-    from dspark.model.checkpoint import load_drafter, load_target
-    from dspark.model.config_file import read_drafter_config
+def _results(directory: Path) -> Iterator[FileResult]:
+    """Checks the case files of DIR itself and of its folders, in name order. One that is broken, or
+    whose folder is, fails all of its cases; the other files still count."""
+    from dspark.cli.conformance_cases import KINDS, problems
+    from dspark.cli.conformance_served import load_pair
 
-    checks = {BLOCK_FILE: block_cases, LOSS_FILE: loss_case, DECODE_FILE: decode_cases}
-    results = {
-        name: FileResult(str((folder / name).relative_to(root)))
-        for name in checks
-        if (folder / name).is_file()
-    }
-    try:
-        beside = _target_for(folder, read_drafter_config(folder))
-        drafter = load_drafter(folder, target=beside)
-        target = load_target(beside) if beside is not None else None
-    except Exception as error:  # in a drafter or a target; the other folders still count
-        for name, result in results.items():
-            result.broken(
-                error, _count_cases(folder / name), skip=isinstance(error, UnsupportedFamily)
-            )
-        return list(results.values())
-    for name, result in results.items():
-        try:
-            result.count(checks[name](folder / name, drafter, target))
-        except Exception as error:  # a case file may be broken in any way; the others still count
-            result.broken(error, _count_cases(folder / name))
-    return list(results.values())
-
-
-def _folders(directory: Path) -> list[Path]:
-    """Folders with case files: DIR itself or its children, in name order."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: not a folder")
+    load = functools.lru_cache(maxsize=1)(load_pair)  # once for the files of a folder
     around = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
-    return [folder for folder in around if any((folder / name).is_file() for name in CASE_FILES)]
-
-
-def _target_for(folder: Path, config: Any) -> Path | None:
-    """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if
-    there is none."""
-    from dspark.model.config_keys import CONFIG_NAME, read_json
-
-    wanted = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "model_type")}
-    wanted["num_hidden_layers"] = config.num_target_layers
-    fitting = []
-    for other in sorted(path for path in folder.parent.iterdir() if path.is_dir()):
-        with contextlib.suppress(CheckpointError):
-            raw = read_json(other / CONFIG_NAME)
-            if "target_layer_ids" not in raw and wanted.items() <= raw.items():
-                fitting.append(other)
-    if len(fitting) > 1:
-        raise CheckpointError(
-            f"{folder}: several targets fit: {', '.join(path.name for path in fitting)}"
-        )
-    return fitting[0] if fitting else None
-
-
-def _count_cases(file: Path) -> int:
-    """Number of cases in a file, without running them; 1 if it cannot be read."""
-    from dspark.model.weights_file import tensor_names
-
-    try:
-        if file.name == DECODE_FILE:
-            return max(len(json.loads(file.read_bytes())), 1)
-        if file.name == BLOCK_FILE:
-            return max(len({name.partition(".")[0] for name in tensor_names(file)}), 1)
-    except (OSError, ValueError, TypeError, RecursionError, CheckpointError):
-        pass
-    return 1
+    for folder, (name, (read, compute)) in itertools.product(around, KINDS.items()):
+        if not (folder / name).is_file():
+            continue
+        result = FileResult(str((folder / name).relative_to(directory)))
+        cases: Sequence[Any] = ()
+        pair = None
+        try:
+            cases = read(folder / name)
+            pair = load(folder)
+            told = enumerate(problems(cases, compute(cases, pair)))
+            result.problems = [f"case {number}: {each}" for number, each in told if each]
+            result.failed = len(result.problems)
+            result.passed = len(cases) - result.failed
+        except Exception as error:  # of any type, for a strange file
+            unsupported = pair is None and isinstance(error, UnsupportedFamily)
+            setattr(result, "skipped" if unsupported else "failed", len(cases) or 1)
+            ours = isinstance(error, DsparkError)
+            result.problems = [str(error) if ours else f"{type(error).__name__}: {error}"]
+        yield result

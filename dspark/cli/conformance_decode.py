@@ -7,42 +7,36 @@ without a bonus.
 
 A known file of cases is accepted only with the tensors it was recorded with, in any layout: a case
 holds ids and lengths alone, which a small change of a weight need not change.
-
-The rooms are imported when cases run, so the signatures here have `Any` in place of their types.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspark.cli.conformance_model import copies_differ
 from dspark.cli.conformance_served import (
+    GREEDY,
     PAGE,
-    calibrated_copy,
+    ReferencePair,
     calibrated_threshold,
     load_draft,
     load_verify,
-    send_rows,
     served,
 )
 from dspark.errors import CheckpointError
-from dspark.model.checkpoint import LoadedTarget
-from dspark.model.family import Drafter
 from dspark.model.weights_file import SINGLE_NAME, read_file
-from dspark.types import Block, Cursor, SamplingParams, SparseQ, Verdict
+from dspark.types import Block, Cursor
+from dspark.wire.v1 import types_pb2
 
-GREEDY = SamplingParams(temperature=0.0)
-MARGIN = 2  # room past a last round that overshoots by a whole block
+MARGIN = 2  # room past a last round
 TURNS = 2  # the second finds the prompts of the first in the prefix cache
 REST = 4  # the round before which the drafter loses its context
+TOLD = ("anchor_positions", "round_draft_ids")  # of each round, in some files
+LENGTHS = ("acceptance_lengths", "proposal_lengths", "accepted_draft_lengths")  # of each round
 QWEN3_TARGET, GEMMA4_TARGET = "6b99fb1e12d8549f", "673d37c4e931962e"
 # Decode cases -> (tensors of the drafter, tensors of the target).
 RECORDED: Mapping[str, tuple[str, str]] = {
@@ -58,243 +52,146 @@ RECORDED: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclasses.dataclass
-class CaseRun:
-    """The state of one case as it runs."""
+class DecodeRun:
+    """One case as it runs on a verifier and a drafter."""
 
-    cursor: Cursor
-    end: int  # prompt and new tokens
-    stops: frozenset[int]
-    threshold: float
-    ids: list[int]
-    stopped: bool = False
-    refused: str | None = None  # why an engine would not serve it
-    acceptance_lengths: list[int] = dataclasses.field(default_factory=list)
-    proposal_lengths: list[int] = dataclasses.field(default_factory=list)
-    accepted_draft_lengths: list[int] = dataclasses.field(default_factory=list)
+    def __init__(self, number: int, case: Mapping[str, Any], verify: Any, draft: Any) -> None:
+        self._verify, self._draft = verify, draft
+        self._ids: list[int] = list(case["prompt_ids"])
+        self.cursor = Cursor(number, 1, 0, len(self._ids))
+        self._end = len(self._ids) + case["max_new_tokens"]
+        self._life = life_of(case, draft.drafter.config.block_size)
+        self._threshold = calibrated_threshold(case["confidence_threshold"])
+        self._stops = frozenset(case["stop_token_ids"])
+        self._refused = ""  # why an engine would not serve it
+        self._lengths: dict[str, list[int]] = {name: [] for name in LENGTHS}
+        self._told: dict[str, list[Any]] = {name: [] for name in TOLD}
+        self._wanted = case.keys()
+
+    def open(self, *, prefix_is_kept: bool) -> bool:
+        """Whether both engines serve it, as a request without a limit."""
+        longest, prompt = self._verify.target.context_length, self._ids[:]
+        whole = (len(prompt) - 1) // PAGE * PAGE if prefix_is_kept else 0
+        more = {"keep_features": True, "token_ids": prompt}
+        try:
+            served(self._verify.open(self.cursor, GREEDY, longest, **more))
+            served(self._draft.open(self.cursor, self._life))
+            if (spared := self._verify.find(*self.cursor[:2]).spared) < whole:
+                raise CheckpointError(f"{spared} tokens of the prompt were cached, not {whole}")
+        except CheckpointError as error:
+            self._refused = str(error)
+        return not self._refused
+
+    def begins(self) -> bool:
+        """Whether its prompt has run; if so, the anchor is drawn."""
+        state = self._verify.find(*self.cursor[:2])
+        if not state.prefilled and not state.broken:
+            return False
+        self._ids.append(served(self._verify.first_token(self.cursor.sequence)))
+        return True
 
     @property
     def going(self) -> bool:
         """Whether another round is due: the anchor's index is below the end, and no stop came."""
-        return not self.stopped and not self.refused and len(self.ids) - 1 < self.end
+        return self._ids[-1] not in self._stops and len(self._ids) - 1 < self._end
 
-    def take(self, tokens: Sequence[int], drafted: int) -> None:
-        """Counts one round and commits what it drew, up to a stop token."""
-        kept = tokens[: _through_stop(tokens, self.stops)]
-        self.ids.extend(kept)
-        self.stopped = kept[-1] in self.stops
-        # a stop token among the accepted ones ends the proposal too
-        inside = len(kept) if len(kept) < len(tokens) else None
-        self.acceptance_lengths.append(inside or len(tokens))
-        self.proposal_lengths.append(inside or drafted)
-        self.accepted_draft_lengths.append(inside or len(tokens) - 1)
-
-    def problem(self, case: dict[str, Any]) -> str | None:
-        """None if the results are those of the case, else the first difference."""
-        if self.refused:
-            return self.refused
-        found = {
-            "output_ids": self.ids[: self.end],
-            "acceptance_lengths": self.acceptance_lengths,
-            "proposal_lengths": self.proposal_lengths,
-            "accepted_draft_lengths": self.accepted_draft_lengths,
-        }
-        for name, mine in found.items():
-            wanted = case[name]
-            if mine != wanted:
-                pairs = enumerate(zip(mine, wanted, strict=False))
-                at = next((i for i, (a, b) in pairs if a != b), min(len(mine), len(wanted)))
-                return (
-                    f"{name} differ from index {at}: {mine[at : at + 8]} instead of "
-                    f"{wanted[at : at + 8]}"
-                )
-        return None
-
-
-def decode_cases(file: Path, drafter: Drafter, target: LoadedTarget | None) -> list[str | None]:
-    """One entry per case: None, or what differs."""
-    if target is None:
-        raise CheckpointError("no target beside the drafter fits it")
-    cases: list[dict[str, Any]] = json.loads(file.read_bytes())
-    if problem := copies_differ(drafter, target) or problem_with(file, target.folder):
-        return [problem] * len(cases)
-    size = drafter.config.block_size
-    lives = [_run_of(number, case).end + size + MARGIN for number, case in enumerate(cases)]
-    problems: list[str | None] = [None] * len(cases)
-    with calibrated_copy(file.parent, size) as folder:
-        verify = load_verify(target.folder, folder, lives)
-        draft = load_draft(folder, lives, target.folder)
-        for turn in range(TURNS):
-            runs = [_run_of(turn * len(cases) + number, case) for number, case in enumerate(cases)]
-            _Turn(verify, draft, runs, prefixes_are_kept=turn > 0).play()
-            told = [run.problem(case) for run, case in zip(runs, cases, strict=True)]
-            problems = [before or problem for before, problem in zip(problems, told, strict=True)]
-    return problems
-
-
-def _run_of(number: int, case: dict[str, Any]) -> CaseRun:
-    if case.get("temperature", 0.0) != 0.0:
-        raise CheckpointError(
-            f"case {number}: temperature {case['temperature']}, only greedy runs have one answer"
-        )
-    prompt = list(case["prompt_ids"])
-    return CaseRun(
-        cursor=Cursor(sequence=number + 1, epoch=1, round=0, committed_len=len(prompt)),
-        end=len(prompt) + case["max_new_tokens"],
-        stops=frozenset(case["stop_token_ids"]),
-        threshold=case["confidence_threshold"],
-        ids=prompt,
-    )
-
-
-class _Turn:
-    """Runs all cases of a file once, on both engines."""
-
-    def __init__(
-        self, verify: Any, draft: Any, runs: list[CaseRun], *, prefixes_are_kept: bool
-    ) -> None:
-        self._verify, self._draft, self._kept = verify, draft, prefixes_are_kept
-        self._runs = {run.cursor.sequence: run for run in runs}
-        self._anchored: set[int] = set()
-        self._size = draft.drafter.config.block_size
-
-    def play(self) -> None:
-        """Prompts wait in one queue: the first is prefilled alone, the others in the rounds of
-        those before."""
-        for run in self._runs.values():
-            try:
-                self._open(run)
-            except CheckpointError as error:
-                run.refused = str(error)
-        runs = True
-        while runs:
-            going = [
-                run
-                for run in self._runs.values()
-                if run.going and run.cursor.sequence in self._anchored
-            ]
-            if going:
-                self._round(going)
-            else:
-                runs = self._verify.prefill_next()
-            for run in self._runs.values():
-                self._begin_answer(run)
-        for sequence, run in self._runs.items():
-            if sequence not in self._anchored and not run.refused:
-                run.refused = "its prompt never ended"
-            self._verify.release(sequence, 1)
-            self._draft.release(sequence, 1)
-
-    def _open(self, run: CaseRun) -> None:
-        cursor = run.cursor
-        longest = self._verify.target.context_length  # as for a request without a limit
-        served(self._verify.open(cursor, GREEDY, longest, keep_features=True, token_ids=run.ids))
-        self._open_context(run)
-        state = self._verify.find(cursor.sequence, cursor.epoch)
-        spared = state.spared if state is not None else 0
-        if self._kept and spared < (whole := (len(run.ids) - 1) // PAGE * PAGE):
-            raise CheckpointError(
-                f"{spared} tokens of the prompt were found in the prefix cache, not {whole}"
-            )
-
-    def _open_context(self, run: CaseRun) -> None:
-        served(self._draft.open(run.cursor, run.end + self._size + MARGIN))
-
-    def _begin_answer(self, run: CaseRun) -> None:
-        """Draws the anchor of a prompt that has run, once."""
-        sequence = run.cursor.sequence
-        state = self._verify.find(sequence, run.cursor.epoch)
-        if sequence in self._anchored or run.refused or state is None:
-            return
-        if (problem := state.broken) is not None:
-            run.refused = f"refused, {problem.reason.name}: {problem.message}"
-        elif state.prefilled:
-            run.ids.append(served(self._verify.first_token(sequence)))
-            run.stopped = run.ids[-1] in run.stops
-            self._anchored.add(sequence)
-
-    def _round(self, runs: list[CaseRun]) -> None:
-        """Drafts, schedules and verifies one block for each of these runs."""
+    def order(self) -> Any:
+        """The order of the next block. Rows that the drafter lacks are sent before, in their wire
+        form; before round `REST` it loses all of them."""
         from draft_service.engine import DraftItem
+
+        now = self.cursor.round + 1
+        self.cursor = self.cursor._replace(round=now, committed_len=len(self._ids))
+        if now == REST:
+            self._draft.release(*self.cursor[:2])
+            served(self._draft.open(self.cursor, self._life))
+        sent = self._verify.features(self.cursor, self._draft.watermark(*self.cursor[:2]))
+        if sent is None:
+            raise CheckpointError("the verifier made no feature rows")
+        if count := len(sent.token_ids):
+            rows = self._draft.read_rows(types_pb2.TensorChunk(**sent.rows.chunk()), count)
+            served(self._draft.ingest(*self.cursor[:2], sent.start, sent.token_ids, rows))
+        return DraftItem(self.cursor, self._ids[-1], len(self._ids) - 1, GREEDY)
+
+    def proposal(self, block: Block) -> Any:
+        """The prefix to verify, chosen by a plan's terms as verifiers choose it.
+
+        The reference drafts no further after a stop token where a family drafts token by token;
+        slots past it are not proposed then. They depend on earlier tokens alone, so leaving them
+        out does not violate "no peeking".
+        """
+        from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
         from verify_service.sequences import VerifyItem
 
-        draft, verify = self._draft, self._verify
-        for run in runs:
-            run.cursor = run.cursor._replace(round=run.cursor.round + 1, committed_len=len(run.ids))
-            self._fill(run)
-        blocks = draft.draft(
-            [
-                DraftItem(run.cursor, run.ids[-1], features_through=len(run.ids) - 1, params=GREEDY)
-                for run in runs
-            ]
-        )
-        prefixes = _prefixes(runs, blocks, ends_at_stop=draft.drafter.config.kind != "block")
-        items = [
-            VerifyItem(run.cursor, run.ids[-1], ids, q)
-            for run, (ids, q) in zip(runs, prefixes, strict=True)
-        ]
-        for run, item, outcome in zip(
-            runs, items, verify.judge_cohort(items).outcomes, strict=True
-        ):
-            verdict: Verdict = served(outcome)
-            run.take(verdict.tokens, len(item.draft_ids))
+        told = (self.cursor.committed_len - 1, block.token_ids)
+        for rounds, value in zip(self._told.values(), told, strict=True):
+            rounds.append(value)
+        terms = BlockTerms(PlanKind.THRESHOLD, price=self._threshold)
+        (slots,) = prefixes([block.confidence], [terms])
+        if self._draft.drafter.config.kind != "block":
+            slots = self._through_stop(block.token_ids[:slots])
+        return VerifyItem(self.cursor, self._ids[-1], block.token_ids, block.q).prefix(slots)
 
-    def _fill(self, run: CaseRun) -> None:
-        """Sends the rows that the drafter lacks; before round `REST` it loses all of them."""
-        if run.cursor.round == REST:
-            self._draft.release(run.cursor.sequence, run.cursor.epoch)
-            self._open_context(run)
-        has = self._draft.watermark(run.cursor.sequence, run.cursor.epoch)
-        if has < len(run.ids) - 1:
-            rows = self._verify.features(run.cursor, has)
-            assert rows is not None  # its sequence was opened with rows
-            send_rows(self._draft, rows)
+    def take(self, tokens: Sequence[int], proposed: int) -> None:
+        """Counts one round and commits what it drew, up to a stop token."""
+        kept = self._through_stop(tokens)
+        self._ids.extend(tokens[:kept])
+        # a stop token among the accepted ones ends the proposal too
+        counts = (kept, proposed, kept - 1) if kept == len(tokens) else (kept, kept, kept)
+        for lengths, count in zip(self._lengths.values(), counts, strict=True):
+            lengths.append(count)
+
+    def _through_stop(self, ids: Sequence[int]) -> int:
+        """Number of tokens up to the first stop token, itself included; all if there is none."""
+        return next((n for n, token in enumerate(ids, start=1) if token in self._stops), len(ids))
+
+    def close(self) -> Mapping[str, Any] | str:
+        """Frees it on both engines; the fields of the case, or why there are none."""
+        self._verify.release(*self.cursor[:2])
+        self._draft.release(*self.cursor[:2])
+        told = {name: each for name, each in self._told.items() if name in self._wanted}
+        return self._refused or {"output_ids": self._ids[: self._end], **self._lengths, **told}
 
 
-def _prefixes(
-    runs: list[CaseRun], blocks: list[Block], *, ends_at_stop: bool
-) -> list[tuple[tuple[int, ...], SparseQ]]:
-    """The prefix (ids, q) of each block, chosen by a plan's terms as verifiers choose it.
-
-    The reference drafts no further after a stop token where a family drafts token by token; slots
-    past it are not proposed then. They depend on earlier tokens alone, so leaving them out does not
-    violate "no peeking".
-    """
-    from dspark.rounds.plan import BlockTerms, PlanKind, prefixes
-
-    for block in blocks:
-        if block.empty_reason:
-            raise CheckpointError(f"the drafter sent an empty block: {block.empty_reason.name}")
-    terms = [
-        BlockTerms(PlanKind.THRESHOLD, len(block.token_ids), calibrated_threshold(run.threshold))
-        for run, block in zip(runs, blocks, strict=True)
-    ]
-    chosen = prefixes([block.confidence for block in blocks], terms)
-    if ends_at_stop:
-        chosen = [
-            _through_stop(block.token_ids[:n], run.stops)
-            for run, block, n in zip(runs, blocks, chosen, strict=True)
-        ]
-    return [
-        (block.token_ids[:n], block.q.prefix(n)) for block, n in zip(blocks, chosen, strict=True)
-    ]
+def life_of(case: Mapping[str, Any], block_size: int) -> int:
+    """The most tokens of a case; its last round may overshoot by a whole block."""
+    return len(case["prompt_ids"]) + int(case["max_new_tokens"]) + block_size + MARGIN
 
 
-def _through_stop(ids: Sequence[int], stops: frozenset[int]) -> int:
-    """Number of tokens up to the first stop token, itself included; all if there is none."""
-    return next((n for n, token in enumerate(ids, start=1) if token in stops), len(ids))
+def decode_outputs(
+    cases: Sequence[Mapping[str, Any]], pair: ReferencePair
+) -> Iterable[list[Mapping[str, Any] | str]]:
+    """Runs all cases, as often as there are turns."""
+    if any(case.get("temperature") for case in cases):
+        raise CheckpointError("temperature: only greedy runs have one answer")
+    digest = hashlib.sha256((pair.folder / "decode_cases.json").read_bytes()).hexdigest()[:16]
+    lives = [life_of(case, pair.drafter.config.block_size) for case in cases]
+    verify, draft = load_verify(pair, lives), load_draft(pair, lives)
+    folders = (pair.folder, verify.target.folder)
+    for folder, recorded in zip(folders, RECORDED.get(digest, ()), strict=False):
+        if digest_of(read_file(folder / SINGLE_NAME)) != recorded:
+            raise CheckpointError(f"{folder.name}: its weights are not those of these cases")
+    for turn in range(TURNS):
+        first = 1 + turn * len(cases)
+        runs = [DecodeRun(first + at, case, verify, draft) for at, case in enumerate(cases)]
+        decode([run for run in runs if run.open(prefix_is_kept=turn > 0)], verify, draft)
+        yield [run.close() for run in runs]
 
 
-def problem_with(cases: Path, target: Path) -> str | None:
-    """None if a file of decode cases is unknown or its weights are those it was recorded with, else
-    the problem."""
-    recorded = RECORDED.get(hashlib.sha256(cases.read_bytes()).hexdigest()[:16])
-    if recorded is None:
-        return None
-    for folder, digest in zip((cases.parent, target), recorded, strict=True):
-        if digest_of(read_file(folder / SINGLE_NAME)) != digest:
-            return f"{folder.name}: its weights are not those that these cases were recorded with"
-    return None
+def decode(waiting: Sequence[DecodeRun], verify: Any, draft: Any) -> None:
+    """Runs cases to their ends. Prompts wait in one queue: the first is prefilled alone, the others
+    in the rounds of those before."""
+    going: list[DecodeRun] = []
+    while going or verify.prefill_next():
+        if going:
+            blocks = draft.draft([run.order() for run in going])
+            items = [run.proposal(served(block)) for run, block in zip(going, blocks, strict=True)]
+            verdicts = verify.judge_cohort(items).outcomes
+            for run, item, verdict in zip(going, items, verdicts, strict=True):
+                run.take(served(verdict).tokens, len(item.draft_ids))
+        begun = [run for run in waiting if run.begins()]
+        waiting = [run for run in waiting if run not in begun]
+        going = [run for run in (*going, *begun) if run.going]
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

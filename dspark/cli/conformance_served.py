@@ -1,21 +1,24 @@
-"""Loads the two engines of a conformance run as `dspark serve` loads them, on small scattered
-pages.
+"""Loads the checkpoints of a conformance run, and the two engines as `dspark serve` loads them, on
+small scattered pages.
 
 Cases then check what is served: the loading of weights and calibration, pages, kernels and layers
 in one call, prompts prefilled in rounds, cached prefixes, and rows that are sent late or again.
+
+The rooms are imported when cases run, so the signatures here have `Any` in place of their types.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from dspark.errors import CheckpointError
 from dspark.model.calibration import (
@@ -26,15 +29,70 @@ from dspark.model.calibration import (
     SlotFit,
     calibration_to_json,
 )
-from dspark.model.config import CONFIG_NAME
-from dspark.model.weights_file import weight_files
-from dspark.types import Cursor, Refusal
-from dspark.wire.v1 import types_pb2
+from dspark.model.checkpoint import LoadedTarget, load_drafter, load_target
+from dspark.model.config import DrafterConfig
+from dspark.model.config_file import read_drafter_config
+from dspark.model.config_keys import CONFIG_NAME, read_json
+from dspark.model.family import Drafter
+from dspark.model.weights_file import read_directory, weight_files
+from dspark.types import Block, Cursor, Refusal, SamplingParams
 
+GREEDY = SamplingParams(temperature=0.0)
 PAGE = 4  # tokens, so that every sequence has many pages
 PREFILL_CHUNK, RIDING = 16, 8  # prompt tokens of a pass of their own, and in a round's pass
 GAP = 3  # free pages of a drafter that are contiguous
 FIRST_SPACER = 1 << 32  # first id of sequences that only occupy pages
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "page_size": PAGE,
+    "measure_cost": False,
+}
+
+
+class ReferencePair(NamedTuple):
+    """A drafter's folder, its drafter, and the target if there is one; as loaded, not as served."""
+
+    folder: Path
+    drafter: Drafter
+    target: LoadedTarget | None
+
+
+def load_pair(folder: Path) -> ReferencePair:
+    """A drafter, and the target beside it. Raises CheckpointError unless the tables that they share
+    are equal."""
+    beside = _target_for(folder, read_drafter_config(folder))
+    drafter = load_drafter(folder, target=beside)
+    if beside is None:
+        return ReferencePair(folder, drafter, None)
+    target = load_target(beside)
+    if drafter.config.kind != "lm":
+        embedding = target.model.get_input_embeddings().weight
+        head, kept = target.model.get_output_embeddings().weight, drafter.kept_tokens
+        if not torch.equal(drafter.embed_tokens.weight, embedding):
+            raise CheckpointError("embed_tokens.weight is not the target's")
+        if not torch.equal(drafter.lm_head.weight, head if kept is None else head[kept]):
+            raise CheckpointError("lm_head.weight is not the target's")
+    return ReferencePair(folder, drafter, target)
+
+
+def _target_for(folder: Path, config: DrafterConfig) -> Path | None:
+    """The target beside a drafter that has its vocabulary, width, depth and kind of layers; None if
+    there is none."""
+    wanted = {name: getattr(config, name) for name in ("vocab_size", "hidden_size", "model_type")}
+    wanted["num_hidden_layers"] = config.num_target_layers
+    fitting = []
+    for other in sorted(path for path in folder.parent.iterdir() if path.is_dir()):
+        with contextlib.suppress(CheckpointError):
+            raw = read_json(other / CONFIG_NAME)
+            fits = "target_layer_ids" not in raw and wanted.items() <= raw.items()
+            # a module of the target's own format may come without its layers
+            if fits and any("layers.0." in name for name in read_directory(other)):
+                fitting.append(other)
+    if len(fitting) > 1:
+        names = ", ".join(path.name for path in fitting)
+        raise CheckpointError(f"{folder}: several targets fit: {names}")
+    return fitting[0] if fitting else None
 
 
 def calibration_for(block_size: int) -> Calibration:
@@ -46,48 +104,35 @@ def calibration_for(block_size: int) -> Calibration:
 
 def calibrated_threshold(raw: float) -> float:
     """The calibrated value of a raw confidence."""
-    if not 0.0 < raw < 1.0:
-        return raw
-    logit = math.log(raw) - math.log1p(-raw)
+    logit = torch.tensor(raw, dtype=torch.float64).logit()
     return float(calibration_for(1).apply([logit], "greedy")[0])
 
 
-@contextlib.contextmanager
-def calibrated_copy(folder: Path, block_size: int) -> Iterator[Path]:
-    """A temporary copy of a drafter's folder with such a calibration; weights are hard links if
-    possible."""
-    with tempfile.TemporaryDirectory(prefix="dspark-conformance-") as name:
-        made = Path(name)
-        for file in (folder / CONFIG_NAME, *weight_files(folder), *folder.glob("*.index.json")):
-            try:
-                os.link(file.resolve(), made / file.name)
-            except OSError:  # another file system
-                shutil.copyfile(file, made / file.name)
-        (made / FILE_NAME).write_text(json.dumps(calibration_to_json(calibration_for(block_size))))
-        yield made
-
-
-def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
-    """The draft engine of a calibrated copy, with scattered free pages for contexts of these
-    numbers of tokens."""
+def load_draft(pair: ReferencePair, lives: Sequence[int]) -> Any:
+    """The draft engine of a copy with such a calibration, with scattered free pages for contexts of
+    these numbers of tokens. Weights are hard links if possible."""
     from draft_service.config import DraftConfig
     from draft_service.engine import DraftEngine
 
+    folder, size = pair.folder, pair.drafter.config.block_size
     pages = 2 * sum(-(-life // PAGE) + GAP for life in lives) + 2 * GAP
-    engine = DraftEngine.load(
-        DraftConfig(
-            drafter=str(folder),
-            target=str(target or ""),
-            device="cpu",
-            dtype="float32",
+    with tempfile.TemporaryDirectory(prefix="dspark-conformance-") as name:
+        for file in (folder / CONFIG_NAME, *weight_files(folder), *folder.glob("*.index.json")):
+            try:
+                os.link(file.resolve(), Path(name, file.name))
+            except OSError:  # another file system
+                shutil.copyfile(file, Path(name, file.name))
+        Path(name, FILE_NAME).write_text(json.dumps(calibration_to_json(calibration_for(size))))
+        config = DraftConfig(
+            drafter=name,
+            target=str(pair.target.folder) if pair.target is not None else "",
             context_tokens=pages * PAGE,
-            page_size=PAGE,
             max_sequences=pages,
-            measure_cost=False,
+            **SETTINGS,
         )
-    )
+        engine = DraftEngine.load(config)
     if not engine.calibrated:
-        raise CheckpointError(f"{folder / FILE_NAME}: was not loaded")
+        raise CheckpointError(f"{FILE_NAME}: was not loaded")
     spacers = range(FIRST_SPACER, FIRST_SPACER + pages // GAP)
     for spacer in spacers:
         served(engine.open(Cursor(spacer, 1, 0, 1), GAP * PAGE))
@@ -96,7 +141,7 @@ def load_draft(folder: Path, lives: Sequence[int], target: Path | None) -> Any:
     return engine
 
 
-def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
+def load_verify(pair: ReferencePair, lives: Sequence[int]) -> Any:
     """The verify engine, with KV pages for twice these numbers of tokens, so that a turn finds the
     prefixes of the one before.
 
@@ -105,36 +150,24 @@ def load_verify(target: Path, drafter: Path, lives: Sequence[int]) -> Any:
     from verify_service.config import VerifyConfig
     from verify_service.engine import VerifyEngine
 
-    engine = VerifyEngine.load(
-        VerifyConfig(
-            target=str(target),
-            drafter=str(drafter),
-            device="cpu",
-            dtype="float32",
-            kv_tokens=2 * sum(-(-life // PAGE) * PAGE for life in lives) + 64 * PAGE,
-            page_size=PAGE,
-            prefill_chunk=PREFILL_CHUNK,
-            step_prefill_tokens=RIDING,
-            measure_cost=False,
-        )
+    if pair.target is None:
+        raise CheckpointError("no target beside the drafter fits it")
+    config = VerifyConfig(
+        target=str(pair.target.folder),
+        drafter=str(pair.folder),
+        kv_tokens=2 * sum(-(-life // PAGE) * PAGE for life in lives) + 64 * PAGE,
+        prefill_chunk=PREFILL_CHUNK,
+        step_prefill_tokens=RIDING,
+        **SETTINGS,
     )
-    if engine.attention_path != "paged":
-        raise CheckpointError(f"{target}: runs {engine.attention_path}, not packed")
-    return engine
-
-
-def send_rows(draft: Any, rows: Any) -> None:
-    """Passes a verifier's feature rows to a drafter in their wire form."""
-    if rows is None:
-        raise CheckpointError("the verifier made no feature rows")
-    count = len(rows.token_ids)
-    if count:
-        told = draft.read_rows(types_pb2.TensorChunk(**rows.rows.chunk()), count)
-        served(draft.ingest(rows.sequence, rows.epoch, rows.start, rows.token_ids, told))
+    return VerifyEngine.load(config)
 
 
 def served(outcome: Any) -> Any:
-    """The outcome of an engine's call; raises CheckpointError if it is a refusal."""
+    """The outcome of an engine's call; raises CheckpointError if it is a refusal, or a block
+    without tokens."""
     if isinstance(outcome, Refusal):
         raise CheckpointError(f"refused, {outcome.reason.name}: {outcome.message}")
+    if isinstance(outcome, Block) and outcome.empty_reason:
+        raise CheckpointError(f"the drafter sent an empty block: {outcome.empty_reason.name}")
     return outcome

@@ -27,18 +27,15 @@ def add_commands(commands: Any) -> None:
         help="check this machine, the pair and the cell; says how to mend what is wrong",
         description="Exit code 0: nothing is wrong; 1: something is. Changes nothing.",
     )
-    parser.add_argument("--target", help="target to be served (the shipped one)")
-    parser.add_argument("--drafter", help="drafter for it (the shipped one)")
-    parser.add_argument("--revision", help="revision of both when they are hub ids")
-    parser.add_argument("--address", help="running Ray cluster that is to be joined")
-    parser.add_argument("--http", default="127.0.0.1:8000", help="port to try")
+    add = parser.add_argument
+    add("--target", help="target to be served (the shipped one)")
+    add("--drafter", help="drafter for it (the shipped one)")
+    add("--revision", help="revision of both when they are hub ids")
+    add("--address", help="running Ray cluster that is to be joined")
+    add("--http", default="127.0.0.1:8000", help="port to try")
     add_endpoint(parser)
-    parser.add_argument(
-        "--acceptance",
-        action="store_true",
-        help="load the pair and see what is accepted on a few held prompts",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add("--acceptance", action="store_true", help="see what the pair accepts on a few prompts")
+    add("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_doctor)
 
 
@@ -52,11 +49,8 @@ def _doctor(args: argparse.Namespace) -> int:
     warned = sum(finding.level == "warn" for finding in findings)
     if args.json:
         rows = [vars(finding) | {"level": str(finding.level)} for finding in findings]
-        print(
-            json.dumps(
-                {"ok": not failed, "failed": failed, "warned": warned, "findings": rows}, indent=2
-            )
-        )
+        told = {"ok": not failed, "failed": failed, "warned": warned, "findings": rows}
+        print(json.dumps(told, indent=2))
     else:
         print(f"\n{failed} wrong, {warned} to look at, {len(findings) - failed - warned} fine")
     return 1 if failed else 0

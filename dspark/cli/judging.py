@@ -18,7 +18,8 @@ from dspark.cli.options import (
     seed,
 )
 
-_SHARED = ("temperatures", "new_tokens", "rows", "seed", "out", "keep")
+# options of both commands, by the names that the measurements take
+_SHARED = ("temperatures", "new_tokens", "rows", "seed", "out", "keep", "bar")
 
 CALIBRATE = """Fits what a drafter's confidence logits are divided by and moved by, slot by slot
 from left to right, on rounds replayed on the target's own answers to held-out prompts: for every
@@ -38,14 +39,10 @@ def add_commands(commands: Any) -> None:
     add = fit.add_argument
     add("--rules", type=_rules, default=",".join(RULES), help="acceptance rules")
     add("--temperatures", type=numbers_above_0, default="0.7,1", help="of sampled requests")
-    add(
-        "--also-greedy",
-        type=Path,
-        nargs="+",
-        default=(),
-        help="more prompts for greedy requests only",
-    )
-    add("--no-offsets", action="store_true", help="fit temperatures alone, as published")
+    more = "more prompts for greedy requests only"
+    add("--also-greedy", type=Path, nargs="+", default=(), help=more)
+    published = "fit temperatures alone, as published"
+    add("--no-offsets", action="store_false", dest="offsets", help=published)
     add("--out", type=folder, help="where calibration.json goes (the drafter's folder)")
     add("--plots", type=folder, help="reliability diagrams before and after, PNG")
     fit.set_defaults(run=_calibrate)
@@ -69,29 +66,22 @@ def add_commands(commands: Any) -> None:
         add("--seed", type=seed, default=980406, help="of answers and rounds")
         add("--threads", type=positive, default=1, help="of the processor")
         add("--keep", type=folder, help="keep the target's answers here for next time")
-        add("--quiet", action="store_true", help="no progress bar")
+        add("--quiet", action="store_false", dest="bar", help="no progress bar")
         add("--json", action="store_true", help="one JSON object instead of tables")
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from dspark.training import calibrate
+    from dspark.training.calibrate import calibrate, table
 
-    return _measured(
-        args,
-        calibrate.calibrate,
-        calibrate.table,
-        rules=args.rules,
-        offsets=not args.no_offsets,
-        also_greedy=args.also_greedy,
-        plots=args.plots,
-    )
+    own = {name: getattr(args, name) for name in ("rules", "offsets", "also_greedy", "plots")}
+    return _measured(args, calibrate, table, **own)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from dspark.training import evaluate
+    from dspark.training.evaluate import THRESHOLDS, evaluate, table
 
-    thresholds = evaluate.THRESHOLDS if args.thresholds is None else args.thresholds
-    return _measured(args, evaluate.evaluate, evaluate.table, rule=args.rule, thresholds=thresholds)
+    thresholds = THRESHOLDS if args.thresholds is None else args.thresholds
+    return _measured(args, evaluate, table, rule=args.rule, thresholds=thresholds)
 
 
 def _measured(
@@ -113,8 +103,7 @@ def _measured(
     if (problem := mismatch(config, drafter, target=target, **sizes_of(target))) is not None:
         raise CheckpointError(problem)
     shared = {name: getattr(args, name) for name in _SHARED}
-    cut, bar = args.top_k_cut or None, not args.quiet
-    report = measure(target, drafter, args.data, cut=cut, bar=bar, **shared, **own)
+    report = measure(target, drafter, args.data, cut=args.top_k_cut or None, **shared, **own)
     print(json.dumps(plain(report)) if args.json else table(report))
     return 0
 

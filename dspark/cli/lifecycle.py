@@ -61,9 +61,8 @@ def add_commands(commands: Any) -> None:
         "on. autoscale=on|off: whether pools follow the load by themselves, within section "
         "`autoscale` of the file.",
     )
-    scaling.add_argument(
-        "sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off"
-    )
+    add = scaling.add_argument
+    add("sizes", nargs="*", metavar="POOL=N", help="verify=N, draft=N or autoscale=on|off")
     scaling.set_defaults(run=_scale)
 
 

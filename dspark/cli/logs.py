@@ -29,17 +29,12 @@ def add_commands(commands: Any) -> None:
         description="Of one process (verify/0), of a pool (draft), or of all; lines of replaced "
         "processes included.",
     )
-    parser.add_argument(
-        "name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller"
-    )
-    parser.add_argument(
-        "--request",
-        metavar="ID",
-        help="only lines about a request, by its id (a tenant's: TENANT/ID)",
-    )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines are written")
-    parser.add_argument("-n", "--lines", type=natural, default=200, help="the last N lines; 0: all")
-    parser.add_argument("--json", action="store_true", help="lines as they were written")
+    add = parser.add_argument
+    add("name", nargs="?", default="", metavar="POOL[/N]", help="verify/0, draft, controller")
+    add("--request", metavar="ID", help="only lines about this request (a tenant's: TENANT/ID)")
+    add("-f", "--follow", action="store_true", help="go on as lines are written")
+    add("-n", "--lines", type=natural, default=200, help="the last N lines; 0: all")
+    add("--json", action="store_true", help="lines as they were written")
     parser.set_defaults(run=_logs)
 
 

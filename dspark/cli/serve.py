@@ -36,10 +36,8 @@ def add_commands(commands: Any) -> None:
         add("--ready-json", action="store_true", help="print one JSON line on stdout when serving")
         add("--grace-s", type=wait_s, default=10, help="time to finish what runs after SIGTERM")
         add("--parent-pid", type=int, metavar="PID", help="end when this parent process has ended")
-        add(
-            "--log-format", default="auto", choices=["auto", "json", "console"],
-            help="lines on stderr",
-        )  # fmt: skip
+        forms = ["auto", "json", "console"]
+        add("--log-format", default="auto", choices=forms, help="lines on stderr")
         add_keys(of_role, cls)
 
 

@@ -24,10 +24,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("file", type=Path, help="YAML of a synthetic pair")
     load = parser.add_argument_group("load")
     loop = load.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--concurrency", type=positives, help="users, each asking again when answered (1,8,64)"
-    )
-    loop.add_argument("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
+    add = loop.add_argument
+    add("--concurrency", type=positives, help="users, each asking again when answered (1,8,64)")
+    add("--rate", type=numbers_above_0, help="requests a second, Poisson arrivals")
     add = load.add_argument
     add("--input-len", type=_span, default="32", metavar="A[..B]", help="tokens of a prompt")
     add("--output-len", type=_span, default="128", metavar="A[..B]", help="tokens of an answer")
@@ -134,9 +133,6 @@ def _simulate(args: argparse.Namespace) -> int:
         )
     if args.plot is not None:
         draw(points, args.plot)
-    print(
-        json.dumps({"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points})
-        if args.json
-        else table(points)
-    )
+    told = {"file": str(args.file), "hops": dataclasses.asdict(hops), "points": points}
+    print(json.dumps(told) if args.json else table(points))
     return 0

@@ -40,16 +40,10 @@ _SIGNS = {
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser("status", help="list every process and lane")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument(
-        "--explain",
-        metavar="REQUEST",
-        help="explain a request by its id (a tenant's: TENANT/ID): its rounds as it runs, and its "
-        "end",
-    )
-    parser.add_argument(
-        "--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends"
-    )
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON object")
+    add("--explain", metavar="REQUEST", help="rounds and end of a request (a tenant's: TENANT/ID)")
+    add("--rounds", type=natural, default=0, help="with --explain: so many; 0: until it ends")
     add_endpoint(parser)
     parser.set_defaults(run=_status)
 
@@ -120,21 +114,13 @@ def as_json(endpoint: str, reply: CellStatus) -> dict[str, Any]:
 
 
 def _print(reply: CellStatus) -> None:
-    rows: list[tuple[str, ...]] = [
-        ("role", "name", "endpoint", "pid", "incarnation", "sequences", "pages", "state")
-    ]
+    head = ("role", "name", "endpoint", "pid", "incarnation", "sequences", "pages", "state")
+    rows: list[tuple[str, ...]] = [head]
     for one in reply.processes:
         numbers = map(str, (one.pid, one.incarnation, one.sequences))
-        rows.append(
-            (
-                one.role,
-                one.name,
-                one.endpoint,
-                *numbers,
-                f"{one.pages_held}/{one.pages_total}",
-                one.condition,  # last, as it may be a sentence
-            )
-        )
+        pages = f"{one.pages_held}/{one.pages_total}"
+        # the condition last, as it may be a sentence
+        rows.append((one.role, one.name, one.endpoint, *numbers, pages, one.condition))
     print(*aligned(rows), sep="\n")
     for lane in reply.lanes:
         print()
@@ -165,12 +151,8 @@ def _cost_rows(curve: MeasuredCost) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("", *map(str, curve.contexts))]
     for index, (tokens, row) in enumerate(zip(curve.tokens, curve.seconds, strict=True)):
         marks = ("*" * (index * width + column in borrowed) for column in range(width))
-        rows.append(
-            (
-                str(tokens),
-                *(f"{1000 * value:.2f}{mark}" for value, mark in zip(row, marks, strict=True)),
-            )
-        )
+        cells = (f"{1000 * value:.2f}{mark}" for value, mark in zip(row, marks, strict=True))
+        rows.append((str(tokens), *cells))
     return rows
 
 

@@ -23,10 +23,9 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser("top", help="watch a cell at work; Ctrl-C ends it")
     add_endpoint(parser)
-    parser.add_argument(
-        "--every", type=span_s, default=1.0, help="seconds between looks, at least 0.1"
-    )
-    parser.add_argument("--once", action="store_true", help="one frame, then end")
+    add = parser.add_argument
+    add("--every", type=span_s, default=1.0, help="seconds between looks, at least 0.1")
+    add("--once", action="store_true", help="one frame, then end")
     parser.set_defaults(run=_top)
 
 

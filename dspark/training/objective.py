@@ -68,33 +68,51 @@ def _blocks(
     target_head: Tensor,
     key: Sequence[int],
 ) -> LeanLoss:
+    drawn = [
+        draw_anchors(batch.supervised[span], settings.anchors, generator=_generator([*key, number]))
+        for span, number in zip(batch.spans, batch.numbers, strict=True)
+    ]
+    share = max(1.0, drafter.config.block_size / PUBLISHED_BLOCK)
+    weights = own_weights(drafter.config)._replace(decay=settings.decay or PUBLISHED_DECAY * share)
+    return blocks_loss(drafter, batch, drawn, target_head, weights)[2]
+
+
+def blocks_loss(
+    drafter: BlockDrafter,
+    batch: SampleBatch,
+    drawn: Sequence[Tensor],
+    target_head: Tensor,
+    weights: LossWeights,
+) -> tuple[Tensor, Labels, LeanLoss]:
+    """Hidden states [A, k, H], labels and loss of the blocks at the anchors `drawn` of each
+    conversation, which count from its start."""
     size = drafter.config.block_size
     parts = []
-    for span, number in zip(batch.spans, batch.numbers, strict=True):
+    for span, own in zip(batch.spans, drawn, strict=True):
         ids, supervised = batch.ids[span], batch.supervised[span]
-        drawn = draw_anchors(supervised, settings.anchors, generator=_generator([*key, number]))
-        labels = label_blocks(input_ids=ids, supervised=supervised, anchors=drawn, block_size=size)
-        parts.append((drawn + span.start, torch.full_like(drawn, span.start), *labels))
+        labels = label_blocks(input_ids=ids, supervised=supervised, anchors=own, block_size=size)
+        parts.append((own + span.start, torch.full_like(own, span.start), *labels))
     where, starts, target_ids, eval_mask = (
         torch.cat(column) for column in zip(*parts, strict=True)
     )
     if not len(where):  # a batch without anchors still has a gradient, of zeros
         where = starts = where.new_zeros(1)
         target_ids, eval_mask = where.new_zeros(1, size), eval_mask.new_zeros(1, size)
+    labels = Labels(target_ids, eval_mask)
     hidden = drafter.forward_hidden(
         features=batch.features, input_ids=batch.ids, anchors=where, first_rows=starts
     )
-    own, decay = own_weights(drafter.config), settings.decay
-    return lean_block_loss(
+    loss = lean_block_loss(
         drafter,
         hidden=hidden,
         input_ids=batch.ids,
         anchors=where,
-        labels=Labels(target_ids, eval_mask),
+        labels=labels,
         last_hidden=batch.last_hidden,
         target_head=target_head,
-        weights=own._replace(decay=decay or PUBLISHED_DECAY * max(1.0, size / PUBLISHED_BLOCK)),
+        weights=weights,
     )
+    return hidden, labels, loss
 
 
 def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:

@@ -1,6 +1,7 @@
 """`dspark conformance`: what it counts, and that one altered number is enough to fail."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from dspark.errors import CheckpointError
 from tests.unit.model.golden import altered
 
 DATA = Path(__file__).parents[2] / "data"
+BLOCKS = "block_cases.safetensors"
 WHOLE = Path(__file__).parents[4] / "shared" / "golden"
+V4 = WHOLE.parent / "golden-deepseek-v4" / "dspark_deepseek_v4"
 DRAFTER = "dspark_vanilla"
 Tensors = dict[str, torch.Tensor]
 
@@ -171,6 +174,20 @@ def test_one_altered_id_in_a_run_fails_it_alone(
     assert told[-1] == "2 passed, 1 failed, 0 skipped"
 
 
+def test_a_number_that_nobody_computes_fails_its_case(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _keep_only(folder, "decode_cases.json")
+    path = folder / DRAFTER / "decode_cases.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text())[:2]
+    cases[1]["bonus_ids"] = [3]
+    path.write_text(json.dumps(cases))
+    assert run(folder) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith("case 1: nothing computes bonus_ids")
+    assert told[-1] == "1 passed, 1 failed, 0 skipped"
+
+
 def test_thresholds_meet_raw_confidence_whatever_the_calibration(folder: Path) -> None:
     _keep_only(folder, "decode_cases.json")
     buckets = {key: {"temperatures": [50.0] * 7} for key in ("greedy", "sampled")}
@@ -216,6 +233,50 @@ def test_every_family_passes_and_notices_one_altered_id(
     assert run(tmp_path) == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_logits",
+        "block_hidden",
+        "context_rows",
+        "forced_corrected_logits",
+        "forced_confidence_logits",
+        "forced_previous_ids",
+    ],
+)
+def test_a_module_whose_target_is_elsewhere_passes_and_notices_one_altered_number(
+    name: str, tmp_path: Path
+) -> None:
+    """DeepSeek-V4's, with the values inside its stages beside those that are served."""
+    folder = altered(tmp_path / "v4", of=DATA / "dspark_deepseek_v4")
+    assert run(tmp_path) == 0
+    altered(folder, tensors=lambda held: _raise(held[f"case1.{name}"]), file=BLOCKS)
+    assert run(tmp_path) == 1
+
+
+def _raise(values: torch.Tensor) -> None:
+    values.view(-1)[-1] += 1
+
+
+@pytest.mark.skipif(not V4.is_dir(), reason="the target's reference data is not here")
+def test_a_target_that_holds_its_drafter_passes_and_notices_one_altered_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the backend of states that are not lists."""
+    shutil.copytree(V4, tmp_path / "v4", copy_function=shutil.copyfile)
+    assert run(tmp_path) == 0
+    path = tmp_path / "v4" / "decode_cases.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text())
+    for case, name in zip(cases, ("round_draft_ids", "anchor_positions"), strict=False):
+        rounds = torch.tensor(case[name])
+        _raise(rounds)
+        case[name] = rounds.tolist()
+    path.write_text(json.dumps(cases))
+    capsys.readouterr()
+    assert run(tmp_path) == 1
+    assert f"{len(cases) - 2} passed, 2 failed" in capsys.readouterr().out
+
+
 def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +289,7 @@ def test_a_weight_that_moves_no_id_is_noticed_all_the_same(
                 tmp_path / where, tensors=lambda held, name=name: held[name].view(-1)[0].add_(1e-6)
             )
             assert run(tmp_path) == 1
-            assert "not" in capsys.readouterr().out
+            assert re.search("not those of these cases|not the target's", capsys.readouterr().out)
             (tmp_path / where / "model.safetensors").write_bytes(before)
     # the same tensors in another file
     altered(tmp_path / "eagle3", tensors=lambda held: None)

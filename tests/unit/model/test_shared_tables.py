@@ -114,7 +114,7 @@ def test_conformance_finds_the_target_of_a_file_without_tables(tmp_path: Path) -
         tmp_path / "cases" / "dspark_vanilla", tensors=without(*TABLES), of=DATA / "dspark_vanilla"
     )
     (
-        folder / conformance.DECODE_FILE
+        folder / "decode_cases.json"
     ).unlink()  # its cases name the weights file they were recorded with
     assert conformance.run(tmp_path / "cases") == 0
     shutil.rmtree(tmp_path / "cases" / "target_qwen3")
