@@ -2,7 +2,7 @@
 projection.
 
 All items are checked and have pages before. The step has three parts, so that one pass can be
-prepared while another runs: `prepare` and `commit` run on the thread that owns sequences and pages;
+prepared while another runs: `inputs` and `commit` run on the thread that owns sequences and pages;
 `execute` works on tensors alone and changes no sequence. Invariant 3, q sent is q sampled: the rule
 gets q as it was received.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -66,7 +64,7 @@ class _Inputs(NamedTuple):
 
     segment: Segment
     shaper: Shaper | None
-    masks: Masks | Refusal | None  # allowed tokens
+    masks: Masks | None  # allowed tokens
 
 
 class _Made(NamedTuple):
@@ -98,23 +96,15 @@ class PackedRunner:
     def forget(self, state: CachedSequence) -> None:
         self._runner.release(state)
 
-    def prepare(
-        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch[_Inputs]:
-        """Builds the inputs of a pass from sequences and their pages."""
-        began, kv_cache = time.perf_counter_ns(), self._kv_cache
-        rows: list[BatchRow[_Inputs]] = []
-        for item in items:
-            state, ids = kv_cache.states[item.cursor.sequence], [item.anchor, *item.draft_ids]
-            slots = kv_cache.slots(state, 0, state.cached + len(ids))
-            segment = Segment(state, state.cached, ids, slots, state.given)
-            inputs = _Inputs(segment, shaper_of(state), masks_of(state, item))
-            rows.append(BatchRow(item, state, len(ids), inputs))
-        placed = []
-        for chunk in chunks:
-            stop = chunk.state.cached + len(chunk.token_ids)
-            placed.append(chunk._replace(slots=kv_cache.slots(chunk.state, 0, stop)))
-        return PreparedBatch(rows, placed, began)
+    def inputs(self, item: VerifyItem, state: CachedSequence) -> _Inputs | Refusal:
+        """What the pass and the rule take of an item, read from its sequence and its pages."""
+        masks = masks_of(state, item)
+        if isinstance(masks, Refusal):
+            return masks
+        ids = [item.anchor, *item.draft_ids]
+        slots = self._kv_cache.slots(state, 0, state.cached + len(ids))
+        segment = Segment(state, state.cached, ids, slots, state.given)
+        return _Inputs(segment, shaper_of(state), masks)
 
     def execute(self, prepared: PreparedBatch[_Inputs]) -> ExecutedBatch:
         """Runs the pass, the rule and the projection, on any thread."""
@@ -149,7 +139,7 @@ class PackedRunner:
         )
         saw = RuleStatistics(near_ties.total(), labels, draws)
         committed, first = list[_Committed](), 0
-        for (item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
+        for (_, item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
             if not isinstance(each, Refusal):
                 ids = [item.anchor, *item.draft_ids[: each[0]]]
                 committed.append(_Committed(state, state.cached, ids, first))
@@ -177,28 +167,19 @@ class PackedRunner:
         self._rounds += 1
         due = len(rows) < MANY or self._rounds % EVERY == 0
         cases, first = list[PackedCase](), 0
-        for item, state, tokens, inputs in rows:
+        masks = list[tuple[int, Masks]]()
+        for _, item, state, tokens, inputs in rows:
             cases.append(
                 PackedCase(item.cursor, state.params, first, item.draft_ids, item.q, inputs.shaper)
             )
+            if inputs.masks is not None:
+                masks.append((first, inputs.masks))
             first += tokens
-        masks = [row.inputs.masks for row in rows]
-        mask(
-            result.logits,
-            [
-                (case.first_row, each)
-                for case, each in zip(cases, masks, strict=True)
-                if _is_mask(each)
-            ],
-        )
+        mask(result.logits, masks)
         decisions = self._sampler(result.logits, cases, near_ties, self._watch if due else None)
         return [
-            refused
-            if isinstance(refused, Refusal)
-            else _with_logprobs(
-                row.state, result.logits[case.first_row :], row.item.draft_ids, decided
-            )
-            for row, case, refused, decided in zip(rows, cases, masks, decisions, strict=True)
+            _with_logprobs(row.state, result.logits[case.first_row :], row.item.draft_ids, decided)
+            for row, case, decided in zip(rows, cases, decisions, strict=True)
         ]
 
     def _project(
@@ -224,16 +205,14 @@ class PackedRunner:
         kv_cache, prepared = self._kv_cache, executed.prepared
         made: _Made = executed.made
         outcomes: list[Verdict | Refusal] = []
-        for (item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
+        for (_, item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
             if isinstance(decided, Refusal):
                 if decided.reason is RefusalReason.INTERNAL:
                     kv_cache.forget_prefix(state)
                 outcomes.append(decided)
             else:
                 masks = inputs.masks
-                form = (
-                    in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else FormEffect()
-                )
+                form = FormEffect() if masks is None else in_form(masks, item.draft_ids, decided[0])
                 outcomes.append(self._commit_item(state, item, *decided, form))
         for chunk, scored, logits in zip(
             prepared.chunks, made.scored, made.last_logits, strict=True
@@ -329,10 +308,6 @@ def _with_logprobs(
         return accepted, next_token, told(state.params, logits, [*draft_ids[:accepted], next_token])
     except Exception as error:
         return failed(state.sequence, error)
-
-
-def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
-    return isinstance(made, np.ndarray)
 
 
 def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:

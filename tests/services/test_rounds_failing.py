@@ -253,15 +253,13 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
     cell: Cell, v: Any, conductor: Conductor, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is computed, too: see `test_scarce_memory`."""
-    where, name = (
-        (v.engine._step, "prepare") if when == "prepared" else (round_passes, "VerifyItem")
-    )
+    where, name = (v.engine._step, "inputs") if when == "prepared" else (round_passes, "VerifyItem")
     inner = getattr(where, name)
 
     def planted(first: Any, *more: Any) -> Any:
-        """first: the cursor of a row, or the items of a pass."""
-        cursors = [first] if isinstance(first, Cursor) else [each.cursor for each in first]
-        if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
+        """first: the cursor of a row, or its item."""
+        cursor = first if isinstance(first, Cursor) else first.cursor
+        if cursor.sequence == 2 and cursor.round > 4:
             raise RuntimeError("planted")
         return inner(first, *more)
 
