@@ -2,6 +2,7 @@
 once."""
 
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -37,22 +38,24 @@ class Verifier:
         self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
         self.admitted = {(1, 0): Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
-        self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
-        feeds: Any = SimpleNamespace(  # no rows move here
-            opened=lambda *at: self.opened.append(at),
-            close=lambda *at: at in self.opened and self.opened.remove(at),
-            forget=lambda _: None,
-        )
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(
             engine=engine, security=security, incarnation=1, metrics=self.metrics
         )
-        news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)  # likewise
-        self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
+        # no rows move here, and no news
+        loop: Any = None
+        news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)
+        self.drafters = Drafters(worker, loop, self.admitted, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, INCARNATION))
             assert self.drafters.open(number, 1, 0) == []
+
+    @property
+    def opened(self) -> list[tuple[int, int]]:
+        """Contexts that drafter 1 has opened, by sequence and epoch."""
+        contexts = self.drafters._links[1].rows.contexts
+        return [key for key, opened in contexts.items() if opened]
 
     def order(self, number: int, drafter: int) -> None:
         asked = SendOrder(
@@ -164,9 +167,21 @@ def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: Pair) -> None:
         verifier.order(order, 1)
         pair[0].said.put(blocks(order))
         assert isinstance(verifier.next(), BlocksCame)
-        assert verifier.opened == [(1, (1, 0))]
+        assert verifier.opened == [(1, 0)]
         assert verifier.drafters.open(1, 1, 0) == []  # it has forgotten it
         assert verifier.opened == []
+
+
+def test_a_drafter_that_takes_no_rows_for_too_long_is_lost(pair: Pair) -> None:
+    drafters, now = Verifier(*pair).drafters, time.monotonic()
+    rows: Any = drafters._links[1].rows
+    rows._away.append(8)
+    rows._since = now - 4.0
+    assert drafters.overdue(now) == []
+    assert now < (drafters.next_at() or 0.0) <= now + 1.0
+    rows._since = now - 5.0
+    assert drafters.overdue(now) == [DrafterLost(1, "lost: it takes no rows")]
+    assert list(drafters._links) == [2]
 
 
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
@@ -180,5 +195,5 @@ def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
     verifier.order(3, 1)
     pair[0].said.put(blocks(3))
     assert isinstance(verifier.next(), BlocksCame)
-    assert verifier.opened == [(1, (1, 0))]
+    assert verifier.opened == [(1, 0)]
     assert verifier.metrics.value("dropped_total", kind="context", reason="stale") == 3
