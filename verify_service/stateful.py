@@ -136,7 +136,7 @@ class StatefulRunner:
             first += call.own
             ready.append(self._ready(call, keep))
             if not self._together:  # the next call may use the same sequence
-                yield keep, self._alone(ready.pop())
+                yield keep, self._run([ready.pop()])[0]
         groups: dict[Any, list[int]] = {}
         for place, each in enumerate(ready):
             kind = form(each.state.cache)
@@ -145,8 +145,7 @@ class StatefulRunner:
             ).append(place)
         made: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups.values():
-            group = [ready[place] for place in places]
-            results = self._run_together(group) if len(group) > 1 else [self._alone(group[0])]
+            results = self._run([ready[place] for place in places])
             made |= dict(zip(places, results, strict=True))
         yield from ((each.keep, made[place]) for place, each in enumerate(ready))
 
@@ -155,65 +154,38 @@ class StatefulRunner:
         state = self._state(segment.key, call.cache, segment.start)
         again = state.reach(segment.start)
         if len(again) > REPLAYED_AT_MOST:
-            self._forward(state, segment, again, [])
+            self._called(segment, [state], [again], [len(again) - 1])
             again = []
         if not again:
             state.hold()
         return _Ready(call, state, [*again, *segment.token_ids], keep)
 
-    def _alone(self, ready: _Ready) -> tuple[Tensor, Tensor | None]:
-        """Runs one call; returns logits of the tokens in `keep`, or of one if there are none, and
-        taps of all new tokens."""
-        before = ready.before
-        logits, taps = self._forward(
-            ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep]
-        )
-        return logits, None if taps is None else taps[before:]
-
-    def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
-        """Runs calls with states of one form in one call of the model; results as `_alone`."""
+    def _run(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
+        """Runs calls with states of one form in one call of the model: for each the logits of the
+        tokens in `keep`, and taps of all its new tokens."""
         kept = sorted({each.before + j for each in group for j in each.keep})
-        kept = kept or [len(group[0].ids) - 1]
-        logits, taps, cache = self._called(
-            [each.state for each in group], [each.ids for each in group], kept
-        )
+        kept = kept or [len(group[0].ids) - 1]  # the model needs at least one row
+        states, ids = [each.state for each in group], [each.ids for each in group]
+        logits, taps = self._called(group[0].call.segment, states, ids, kept)
         made = []
-        for row, (each, own) in enumerate(zip(group, parted(cache, len(group)), strict=True)):
-            each.state.ran(each.ids, own)
+        for row, each in enumerate(group):
             mine = [kept.index(each.before + j) for j in each.keep]
             made.append((logits[row][mine], None if taps is None else taps[row, each.before :]))
         return made
 
-    def _forward(
-        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits of the tokens in `keep`, or of one if there are none, and taps of all tokens."""
-        if not self._single or not state.length or len(ids) == 1:
-            return self._step(state, segment, ids, keep)
-        made = [
-            self._step(state, segment, [token], [0] if at in keep else [])
-            for at, token in enumerate(ids)
-        ]
-        logits = torch.cat([made[at][0] for at in keep or [-1]])
-        return logits, None if self._taps is None else torch.cat(
-            [taps for _, taps in made if taps is not None]
-        )
-
-    def _step(
-        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """One pass of the model over one sequence; results as `_forward`."""
-        kept = keep or [len(ids) - 1]  # the model needs at least one row
-        with self._turned(segment, state.length, ids):
-            logits, taps, cache = self._called([state], [ids], kept)
-        state.ran(ids, cache)
-        return logits[0], None if taps is None else taps[0]
-
     def _called(
-        self, states: Sequence[KeptState], ids: Sequence[Sequence[int]], kept: list[int]
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """Calls the model for n states of one form and as many tokens each: logits [n, kept, V],
-        taps [n, T, m*H] and the cache of all."""
+        self,
+        segment: Segment,
+        states: Sequence[KeptState],
+        ids: Sequence[Sequence[int]],
+        kept: list[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Calls the model for n states of one form and as many tokens each: logits [n, kept, V] and
+        taps [n, T, m*H]. segment: of the first state."""
+        if self._single and states[0].length and len(ids[0]) > 1:
+            made = [self._called(segment, states, [[token]], [0]) for token in ids[0]]
+            taps = [tapped for _, tapped in made if tapped is not None]
+            return torch.cat([made[at][0] for at in kept], 1), torch.cat(taps, 1) if taps else None
         told: dict[str, Any] = {}
         if states[0].cache is not None:
             caches = [state.cache for state in states]
@@ -223,19 +195,23 @@ class StatefulRunner:
             told["position_ids"] = starts[:, None] + torch.arange(len(ids[0]), device=self.device)
         for state in states:
             state.running()
-        output = self._model(
-            input_ids=torch.tensor([list(each) for each in ids], device=self.device),
-            use_cache=True,
-            logits_to_keep=torch.tensor(kept, device=self.device),
-            **told,
-        )
-        taps = self._taps.collect() if self._taps is not None else None
+        with self._turned(segment, states[0].length, ids[0]):
+            output = self._model(
+                input_ids=torch.tensor([list(each) for each in ids], device=self.device),
+                use_cache=True,
+                logits_to_keep=torch.tensor(kept, device=self.device),
+                **told,
+            )
+        tapped = self._taps.collect() if self._taps is not None else None
         cache = returned_cache(output)
         if cache is None:
             raise CheckpointError(
                 f"{type(self._model).__name__} keeps its state where nothing can take tokens back"
             )
-        return _of(output.logits, kept), taps, cache
+        parts = [cache] if len(states) == 1 else parted(cache, len(states))
+        for state, own, part in zip(states, ids, parts, strict=True):
+            state.ran(own, part)
+        return _of(output.logits, kept), tapped
 
     def _turned(
         self, segment: Segment, start: int, ids: Sequence[int]
