@@ -190,9 +190,7 @@ class PackedRunner:
             return None
         try:
             if ahead is not None:
-                return torch.cat(
-                    [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
-                )
+                return _picked(ahead, kept)
             count = sum(len(each.token_ids) for each in kept)
             return self._store.project(_picked(taps, kept), count)
         except Exception as error:
@@ -310,13 +308,13 @@ def _with_logprobs(
         return failed(state.sequence, error)
 
 
-def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
-    """The rows of taps [T, m*H] for committed tokens, in order; None without taps."""
-    if taps is None:
+def _picked(rows: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
+    """The rows of a pass [T, ...] for committed tokens, in order; None without rows."""
+    if rows is None:
         return None
     ends = [each.row + len(each.token_ids) for each in committed]
     if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):
         # contiguous, as in a plain round
-        return taps[committed[0].row : ends[-1]]
+        return rows[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
-    return taps.index_select(0, torch.tensor(index, device=taps.device))
+    return rows.index_select(0, torch.tensor(index, device=rows.device))
