@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from dspark.errors import PeerError
-from dspark.rounds.control import Admission, DrafterAt, DrafterUse
+from dspark.rounds.control import DrafterAt, DrafterUse
 from dspark.rounds.events import (
     BlocksCame,
     DrafterEvent,
@@ -89,21 +89,19 @@ class _KnownPeer:
 
 class Drafters:
     """All drafters of a stream. tell: runs a function in a turn of the device thread and feeds its
-    result to the loop; `tell_here` does so on the calling thread. admitted: by sequence and
-    epoch."""
+    result to the loop; `tell_here` does so on the calling thread."""
 
     def __init__(
         self,
         worker: Worker[EngineCore],
         events: asyncio.AbstractEventLoop,
-        admitted: dict[tuple[int, int], Admission],
         tell: Callable[[Callable[[], Iterable[Told]]], None],
         tell_here: Callable[[Callable[[], Iterable[Told]]], None],
         news: RoundNews,
     ) -> None:
         self._worker, self._engine, self._metrics = worker, worker.engine, worker.metrics
         self._events = events
-        self._admitted, self._news = admitted, news
+        self._news = news
         self._tell, self._tell_here = tell, tell_here
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
@@ -128,18 +126,18 @@ class Drafters:
     # Called by the round loop.
 
     def open(self, drafter: int, sequence: int, epoch: int) -> list[Told]:
-        admission = self._admitted.get((sequence, epoch))
-        if admission is None:
-            return []  # freed in the same turn
+        state = self._engine.find(sequence, epoch)
+        if state is None:
+            return []  # refused or freed in the same turn
         link = self._linked(drafter)
         if link is None:
             return [DrafterLost(drafter, "lost: cannot be asked now")]
         told = draft_pb2.OpenContext(
             sequence=sequence,
             epoch=epoch,
-            reserve_tokens=admission.longest,
+            reserve_tokens=state.longest,
             # only the target applies grammars
-            sampling=codec.write_sampling(replace(admission.params, constraint=None)),
+            sampling=codec.write_sampling(replace(state.params, constraint=None)),
         )
         link.rows.open((sequence, epoch))
         link.stream.send(draft_pb2.RoundsCommand(open=told))

@@ -115,6 +115,7 @@ class EngineCore(ABC):
         token_ids: Sequence[int],
         salt: str | None = "",
         scores: int | None = None,
+        repeatable: bool = False,
     ) -> Refusal | None:
         """Opens a sequence with pages for its prompt, less the cached prefix. Its prompt runs in
         chunks, in the passes of rounds or between them.
@@ -144,9 +145,11 @@ class EngineCore(ABC):
             cursor.committed_len,
             keep_features,
             token_ids,
+            reserve_tokens,
             salt=None
             if salt is None
             else self._salted(salt, params.prompt_len or cursor.committed_len),
+            repeatable=repeatable,
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         refusal = self._kv_cache.admit(opened, reserve_tokens, token_ids)

@@ -23,7 +23,15 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.decoding.shaping import Shaper
-from dspark.types import FormEffect, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import (
+    Draws,
+    FormEffect,
+    Refusal,
+    RefusalReason,
+    ScoredPrompt,
+    ScoredToken,
+    Verdict,
+)
 from verify_service.batch_runner import (
     BatchRow,
     ExecutedBatch,
@@ -132,11 +140,10 @@ class PackedRunner:
         near_ties: Counter[int] = Counter()
         decided = self._decide(prepared.rows, result, near_ties) if prepared.rows else []
         labels = self._watch.labels()
-        draws = (
-            self._watch.sums({row.item.cursor.sequence: row.item.drafter for row in prepared.rows})
-            if labels
-            else []
-        )
+        draws: list[Draws] = []
+        if labels:
+            watched = [row for row in prepared.rows if not row.state.repeatable]
+            draws = self._watch.sums({row.state.sequence: row.item.drafter for row in watched})
         saw = RuleStatistics(near_ties.total(), labels, draws)
         committed, first = list[_Committed](), 0
         for (_, item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):

@@ -82,7 +82,7 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         # when the timer fires; written in turns and by the timer on the event loop
         self._timer_at = float("inf")
-        self._admitted: dict[tuple[int, int], Admission] = {}  # by sequence and epoch
+        self._admitted: dict[tuple[int, int], Admission] = {}  # of this turn
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, FinishedPrompt] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
@@ -92,12 +92,9 @@ class RoundDriver:
         self.rounds = RoundLoop(self, waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
-        self._drafters = Drafters(
-            worker, self._events, self._admitted, self.tell, self.tell_here, self._news
-        )
+        self._drafters = Drafters(worker, self._events, self.tell, self.tell_here, self._news)
         self._news.leaving = self._drafters.leaving
-        made = (self.rounds, self._drafters, self._admitted)
-        self._passes = RoundPasses(self._engine, worker.metrics, *made)
+        self._passes = RoundPasses(self._engine, worker.metrics, self.rounds, self._drafters)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
             CallBackPrefill: self._call_back,
@@ -107,7 +104,7 @@ class RoundDriver:
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
             RunPass: self._run_pass,
             Report: self._report,
-            Released: self._released,
+            Released: self._news.add,
             DrafterEvent: self._drafter_event,
         }
 
@@ -280,6 +277,7 @@ class RoundDriver:
             for action in self.rounds.feed_all(told, time.monotonic()):
                 self._carry[type(action)](action)
             self._began.clear()
+            self._admitted.clear()
             if not self._more:
                 break
             told, self._more = self._more, []
@@ -369,10 +367,6 @@ class RoundDriver:
             )
         )
 
-    def _released(self, gone: Released) -> None:
-        self._admitted.pop((gone.sequence, gone.epoch), None)  # it may never have been taken
-        self._news.add(gone)
-
     def _drafter_event(self, event: DrafterEvent) -> None:
         self._news.add(event)
         if event.what != "late":
@@ -380,7 +374,6 @@ class RoundDriver:
 
     def free(self, sequence: int, epoch: int) -> None:
         self._engine.release(sequence, epoch)
-        self._admitted.pop((sequence, epoch), None)
         self._worker.note_load()
 
 

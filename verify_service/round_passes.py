@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dspark.rounds.control import Admission, PassReport, Timing
+from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import PassEnded, PassRow, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
@@ -54,10 +54,9 @@ class RoundPasses:
         metrics: Metrics,
         rounds: RoundLoop,
         drafters: Drafters,
-        admitted: dict[tuple[int, int], Admission],
     ) -> None:
         self._engine, self._metrics, self._rounds = engine, metrics, rounds
-        self._drafters, self._admitted = drafters, admitted
+        self._drafters = drafters
         self._ran: dict[int, EndedPass] = {}  # recently ended passes, by number
         self._spans = RoundSpans()
 
@@ -75,8 +74,7 @@ class RoundPasses:
             if row.prefix:
                 answer: AnsweredOrder = row.answer
                 ids, q = answer.blocks.drafted(row.place, row.prefix)
-                if not self._admitted[row.sequence, row.epoch].repeatable:
-                    version = answer.version
+                version = answer.version
             return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
         except Exception as error:
             return failed(row.sequence, error)

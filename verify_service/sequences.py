@@ -66,7 +66,9 @@ class CachedSequence:
     prompt_len: int  # tokens the prefill has to run
     keep_features: bool
     prompt: Sequence[int] = ()  # those tokens
+    longest: int = 0  # tokens it will reach at most
     salt: str | None = None  # of the prefix cache; None: its pages are not cached
+    repeatable: bool = False  # its client can repeat its draws, so no statistics hold them
     spared: int = 0  # prompt tokens found in the prefix cache
     # prompt tokens shared with an earlier prompt, if states are kept
     alike: int = 0

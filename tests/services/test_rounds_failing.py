@@ -93,9 +93,9 @@ def verified(answer: Answer) -> bool:
     return any(each.verified for each in answer.rounds)
 
 
-def drafters_of(process: Any) -> list[drafters.Drafters]:
-    """What its streams know of drafters."""
-    every = (each for each in gc.get_objects() if type(each) is drafters.Drafters)
+def drivers_of(process: Any) -> list[RoundDriver]:
+    """Those of its streams."""
+    every = (each for each in gc.get_objects() if type(each) is RoundDriver)
     return [each for each in every if each._engine is process.engine]
 
 
@@ -242,7 +242,7 @@ async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(
     conductor.holds_back = False
     await answered(conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
     assert conductor.why_lost is None
-    assert [each._admitted for each in drafters_of(v)] == [{}], "no prompt is kept"
+    assert [each._admitted for each in drivers_of(v)] == [{}], "no prompt is kept"
 
 
 # The verifier.

@@ -131,7 +131,7 @@ def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection="p")
     worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
     nothing: Any = SimpleNamespace(end=lambda: None)
-    of_all: Any = Drafters(worker, nothing, {}, lambda _: None, lambda _: None, nothing)
+    of_all: Any = Drafters(worker, nothing, lambda _: None, lambda _: None, nothing)
     closed = []
 
     class Stream:

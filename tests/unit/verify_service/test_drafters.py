@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
+from dspark.rounds.control import DrafterAt
+from dspark.rounds.events import BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2
-from tests.engine_steps import take_in
+from tests.engine_steps import line_up, take_in
 from tests.services.fake_drafter import INCARNATION, ThreadedDrafter, sound
 from tests.synthetic_file import synthetic_document
 from verify_service.config import VerifyConfig
@@ -34,10 +34,9 @@ class Verifier:
     """One sequence, decoded by the drafters 1 and 2."""
 
     def __init__(self, *drafters: ThreadedDrafter) -> None:
-        engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
+        self.engine = engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
-        self.admitted = {(1, 0): Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(
@@ -46,7 +45,7 @@ class Verifier:
         # no rows move here, and no news
         loop: Any = None
         news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)
-        self.drafters = Drafters(worker, loop, self.admitted, self.came.put, self.came.put, news)
+        self.drafters = Drafters(worker, loop, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, INCARNATION))
             assert self.drafters.open(number, 1, 0) == []
@@ -187,7 +186,7 @@ def test_a_drafter_that_takes_no_rows_for_too_long_is_lost(pair: Pair) -> None:
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
     """Else those of a drafter that goes on telling of them would pile up."""
     verifier = Verifier(*pair)
-    verifier.admitted[2, 5] = verifier.admitted[1, 0]
+    line_up(verifier.engine, 2, PROMPT, epoch=5)
     assert verifier.drafters.open(1, 2, 5) == []
     verifier.drafters.close(1, 2, 5)
     for sequence, epoch in ((1, 0), (2, 5), (1, 1), (9, 0)):
