@@ -7,6 +7,7 @@ whose stream breaks, is not answered or breaks the protocol is lost, and tried a
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,6 @@ from verify_service.drafter_stream import DrafterStream
 from verify_service.engine_core import EngineCore
 from verify_service.round_news import RoundNews
 from verify_service.row_feeds import RowFeed
-from verify_service.row_stream import DrafterAddress
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -44,7 +44,9 @@ KEEP_S = 10.0  # between two KeepContexts messages
 GREETING_S = 5.0  # timeout for the welcome of a drafter
 # in a row, after which a drafter is lost
 MALFORMED_ORDERS = 3
-MAX_VERSION = 256  # characters
+MAX_VERSION = MAX_ENDPOINT = 256  # characters
+# Host name or address and port: nothing that gRPC resolves as a file or by another scheme.
+_ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 class OutstandingOrder(NamedTuple):
@@ -80,13 +82,6 @@ class _Link:
     malformed: int = 0  # answered orders in a row without a sound block
 
 
-@dataclass(slots=True)
-class _KnownPeer:
-    sink: DrafterAddress
-    use: DrafterUse = DrafterUse.YES
-    broke: float = -PAUSE_S  # when its streams ended last
-
-
 class Drafters:
     """All drafters of a stream. tell: runs a function in a turn of the device thread and feeds its
     result to the loop; `tell_here` does so on the calling thread."""
@@ -105,22 +100,21 @@ class Drafters:
         self._tell, self._tell_here = tell, tell_here
         self._rows_sent = worker.metrics.feature_rows.labels(direction="sent")
         self._bytes_sent = worker.metrics.bytes.labels(direction="sent", kind="features")
-        self._known: dict[int, _KnownPeer] = {}
+        self._known: dict[int, DrafterAt] = {}  # as first told of, with its use of now
         self._links: dict[int, _Link] = {}
+        self._broke: dict[int, float] = {}  # when the streams to a known one ended last
         self._orders: dict[int, OutstandingOrder] = {}
 
     # Called for the coordinator.
 
     def told_of(self, at: DrafterAt) -> list[Told]:
         # a known drafter keeps its stream
-        known = self._known.setdefault(
-            at.drafter, _KnownPeer(DrafterAddress(at.endpoint, at.incarnation))
-        )
-        known.use = at.use
+        self._known[at.drafter] = self._known.get(at.drafter, at)._replace(use=at.use)
         if at.use is not DrafterUse.GONE:
             return []
         lost = self._lose(at.drafter, "lost: gone") if at.drafter in self._links else []
         del self._known[at.drafter]
+        self._broke.pop(at.drafter, None)
         return lost
 
     # Called by the round loop.
@@ -229,47 +223,48 @@ class Drafters:
         if known is None or not self._engine.projection:
             return None
         now = time.monotonic()
-        may = known.use is DrafterUse.YES and now >= known.broke + PAUSE_S
-        if link is None and may and known.sink.sound:
+        paused = now < self._broke.get(drafter, -PAUSE_S) + PAUSE_S
+        may = known.use is DrafterUse.YES and not paused
+        if link is None and may and _can_be(known.endpoint):
             hello = draft_pb2.RoundsHello(
-                drafter_incarnation=known.sink.incarnation,
+                drafter_incarnation=known.incarnation,
                 verifier_incarnation=self._worker.incarnation,
                 projection=self._engine.projection,
             )
 
-            def came(stream: DrafterStream, event: draft_pb2.RoundsEvent) -> None:
-                self._tell_here(lambda: self._came(drafter, stream, event))
-
-            def lost(stream: DrafterStream, why: str) -> None:
-                self._tell(lambda: self._broke(drafter, stream, why))
-
-            endpoint = known.sink.endpoint
+            endpoint = known.endpoint
             try:
-                stream = DrafterStream(endpoint, hello, self._worker.security, came, lost)
+                stream = DrafterStream(
+                    endpoint,
+                    hello,
+                    self._worker.security,
+                    lambda *came: self._tell_here(lambda: self._came(drafter, *came)),
+                    lambda *lost: self._tell(lambda: self._ended(drafter, *lost)),
+                )
                 stream.idle = self._news.orders_left
             # unreadable certificates, no thread: tried again after PAUSE_S
             except Exception as error:
                 log.warning(
                     "drafter.unreachable", drafter=drafter, endpoint=endpoint, exc_info=error
                 )
-                known.broke = now
+                self._broke[drafter] = now
                 return None
-            rows = RowFeed(self._worker, self._events, drafter, known.sink, self._tell)
+            rows = RowFeed(self._worker, self._events, known, self._tell)
             link = self._links[drafter] = _Link(stream, rows, now, now)
         return link
 
-    def _broke(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:
+    def _ended(self, drafter: int, stream: DrafterStream, why: str) -> list[Told]:
         link = self._links.get(drafter)
         if link is None or link.stream is not stream:
             return []  # this stream was replaced or closed before
         return self._lose(drafter, f"lost: {why}")
 
     def _lose(self, drafter: int, why: str) -> list[Told]:
-        link, known = self._links.pop(drafter), self._known[drafter]
-        log.warning("drafter.lost", drafter=drafter, endpoint=known.sink.endpoint, reason=why)
+        link, endpoint = self._links.pop(drafter), self._known[drafter].endpoint
+        log.warning("drafter.lost", drafter=drafter, endpoint=endpoint, reason=why)
         link.stream.close()
         link.rows.end()
-        known.broke = time.monotonic()
+        self._broke[drafter] = time.monotonic()
         self._orders = {at: each for at, each in self._orders.items() if each.drafter != drafter}
         return [DrafterLost(drafter, why)]
 
@@ -283,7 +278,7 @@ class Drafters:
         try:
             match event.WhichOneof("event"):
                 case "welcome":
-                    _greet(self._known[drafter].sink, link, event.welcome)
+                    _greet(self._known[drafter], link, event.welcome)
                 case "opened":
                     self._context(drafter, link, event.opened)
                 case "blocks":
@@ -370,7 +365,13 @@ def _count(link: _Link, whole: bool) -> None:
         )
 
 
-def _greet(sink: DrafterAddress, link: _Link, welcome: draft_pb2.RoundsWelcome) -> None:
+def _can_be(endpoint: str) -> bool:
+    """Whether an endpoint is a host and a port."""
+    fits = len(endpoint) <= MAX_ENDPOINT and _ENDPOINT.fullmatch(endpoint)
+    return bool(fits) and int(endpoint.rpartition(":")[2]) <= 65535
+
+
+def _greet(sink: DrafterAt, link: _Link, welcome: draft_pb2.RoundsWelcome) -> None:
     if welcome.incarnation != sink.incarnation:
         raise PeerError(f"welcome.incarnation: {welcome.incarnation} is another process")
     if not 0 < len(welcome.drafter_version) <= MAX_VERSION:

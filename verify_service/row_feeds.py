@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from dspark.rounds.control import DrafterAt
 from dspark.rounds.events import DrafterLost, DrafterReady, Told
 from dspark.runtime.worker import Worker
 from dspark.types import Cursor
 from dspark.wire.v1 import features_pb2
 from verify_service.batch_runner import FeatureRun
 from verify_service.engine_core import EngineCore
-from verify_service.row_stream import DrafterAddress, RowStream
+from verify_service.row_stream import RowStream
 
 log = structlog.get_logger("dspark.rounds")
 
@@ -46,12 +47,10 @@ class RowFeed:
         self,
         worker: Worker[EngineCore],
         loop: asyncio.AbstractEventLoop,
-        drafter: int,
-        sink: DrafterAddress,
+        sink: DrafterAt,
         tell: Callable[[Callable[[], Sequence[Told]]], None],
     ) -> None:
-        self._worker, self._loop, self._tell = worker, loop, tell
-        self._drafter, self._sink = drafter, sink
+        self._worker, self._loop, self._sink, self._tell = worker, loop, sink, tell
         self.contexts: dict[Key, bool] = {}  # whether the drafter has opened them
         self._feeds: dict[Key, _Feed] = {}
         self._stream: RowStream | None = None
@@ -158,7 +157,7 @@ class RowFeed:
             feed = self._feeds.get(key)
             if feed is not None and (held := min(mark.rows, feed.next)) >= feed.stop:
                 del self._feeds[key]
-                ready.append(DrafterReady(self._drafter, *key, held))
+                ready.append(DrafterReady(self._sink.drafter, *key, held))
         if ack.refused:  # no drafts until a plan names another drafter
             dropped = self._worker.metrics.dropped
             dropped.labels(kind="feature_chunk", reason="refused_by_sink").inc(len(ack.refused))
@@ -171,4 +170,4 @@ class RowFeed:
         if self._stream is not stream:
             return ()
         self._drop()
-        return [DrafterLost(self._drafter, f"lost: {why}")] if self._feeds else ()
+        return [DrafterLost(self._sink.drafter, f"lost: {why}")] if self._feeds else ()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dspark.rounds.control import DrafterAt
 from dspark.rounds.events import DrafterLost, DrafterReady, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
@@ -15,11 +16,11 @@ from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
 from verify_service.row_feeds import BULK_ROWS, PATIENCE_S, RowFeed
-from verify_service.row_stream import DrafterAddress
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = synthetic_document([0.9], feature_width=1024, vocabulary=500, context_length=1 << 14)
-SINK, DRAFTER, ROWS = DrafterAddress("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
+DRAFTER, ROWS = 1, 16 * BULK_ROWS
+SINK = DrafterAt(DRAFTER, "127.0.0.1:1", 7)
 
 
 class Stream:
@@ -57,7 +58,7 @@ class Feeds:
         )
         worker: Any = SimpleNamespace(engine=engine, metrics=self.metrics)
         loop: Any = None
-        self.feed = RowFeed(worker, loop, DRAFTER, SINK, lambda came: self.told.extend(came()))
+        self.feed = RowFeed(worker, loop, SINK, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
             take_in(engine, sequence, [5] * ROWS, epoch=0, longest=ROWS + 1)
             self.feed.opened((sequence, 0))
