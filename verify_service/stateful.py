@@ -94,12 +94,24 @@ class StatefulRunner:
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        logits, taps = [], []
-        for keep, (made, tapped) in self._ran(segments, None if rows is None else set(rows)):
-            if keep:
-                logits.append(made)
-            if tapped is not None:
-                taps.append(tapped)
+        first, wanted = 0, None if rows is None else set(rows)
+        ready: list[_Ready] = []
+        made: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for call in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
+            first += call.own
+            ready.append(self._ready(call, keep))
+            if not self._together:  # the next call may use the same sequence
+                made[len(made)] = self._run(ready[-1:])[0]
+        groups: dict[Any, list[int]] = {}
+        for place, each in enumerate(ready if self._together else ()):
+            kind = form(each.state.cache)
+            alone = kind is None and each.state.length
+            groups.setdefault((len(each.ids), kind, place if alone else -1), []).append(place)
+        for places in groups.values():
+            made |= zip(places, self._run([ready[place] for place in places]), strict=True)
+        logits = [made[place][0] for place, each in enumerate(ready) if each.keep]
+        taps = [part for at in range(len(ready)) if (part := made[at][1]) is not None]
         vocab = self._model.config.get_text_config().vocab_size
         none = torch.empty(0, vocab, device=self.device)
         return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
@@ -125,29 +137,6 @@ class StatefulRunner:
     def reset(self) -> None:
         self._states.clear()
         self._token_ids.clear()
-
-    def _ran(
-        self, segments: Sequence[Segment], wanted: set[int] | None
-    ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None]]]:
-        """Runs every call; yields (indices of wanted new tokens, (their logits, taps)) in order."""
-        first, ready = 0, list[_Ready]()
-        for call in (call for segment in segments for call in self._calls(segment)):
-            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
-            first += call.own
-            ready.append(self._ready(call, keep))
-            if not self._together:  # the next call may use the same sequence
-                yield keep, self._run([ready.pop()])[0]
-        groups: dict[Any, list[int]] = {}
-        for place, each in enumerate(ready):
-            kind = form(each.state.cache)
-            groups.setdefault(
-                (len(each.ids), kind, place if kind is None and each.state.length else -1), []
-            ).append(place)
-        made: dict[int, tuple[Tensor, Tensor | None]] = {}
-        for places in groups.values():
-            results = self._run([ready[place] for place in places])
-            made |= dict(zip(places, results, strict=True))
-        yield from ((each.keep, made[place]) for place, each in enumerate(ready))
 
     def _ready(self, call: _Call, keep: list[int]) -> _Ready:
         segment = call.segment
