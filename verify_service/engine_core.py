@@ -4,7 +4,7 @@ passes. No torch.
 Two engines extend it with a `BatchRunner`: `engine.VerifyEngine` runs a target, and
 `synthetic.SyntheticVerifyEngine` sleeps. All methods run one at a time, on the engine's thread or
 in a turn (see `round_driver`); `run` of a step may run meanwhile on another thread (see
-`under_way`), and any thread may read properties.
+`running_step`), and any thread may read properties.
 
 A command about one sequence is checked before anything is computed, so a bad row never affects
 other sequences. Pages for a step are reserved before it begins (`grow`). A sequence or a prompt is
@@ -232,7 +232,9 @@ class EngineCore(ABC):
         round."""
         began = time.perf_counter_ns()
         chunks = self._chunks(self._ride_along if short else self.config.prefill_chunk, alone=owner)
-        return self._under_way([PreparedBatch((), chunks, began)], [], began) if chunks else None
+        if not chunks:
+            return None
+        return RunningStep(self._step, [], [PreparedBatch((), chunks, began)], began)
 
     def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
         """The next chunks of prompts that are in no pass, `budget` tokens in all. alone: an owner;
@@ -305,7 +307,7 @@ class EngineCore(ABC):
             PreparedBatch(rows, () if number else riding, began)
             for number, rows in enumerate(passes)
         ]
-        return self._under_way(batches, outcomes, began)
+        return RunningStep(self._step, outcomes, batches, began)
 
     def _row(self, place: int, item: VerifyItem) -> BatchRow[Any] | Refusal:
         """An item of a step, or why it cannot be in a pass."""
@@ -328,21 +330,9 @@ class EngineCore(ABC):
         """Commits a step that has run."""
         judged = step.end()
         for state in step.states:
-            state.in_pass = False
             if self._kv_cache.states.get(state.sequence) is not state:  # dropped meanwhile
                 self._free(state)
         return judged
-
-    def _under_way(
-        self,
-        batches: Sequence[PreparedBatch[Any]],
-        outcomes: list[Verdict | Refusal],
-        began_ns: int,
-    ) -> RunningStep:
-        step = RunningStep(self._step, outcomes, batches, began_ns)
-        for state in step.states:
-            state.in_pass = True
-        return step
 
     def _drop(self, state: CachedSequence) -> None:
         """Drops a sequence; its pages are freed once no unfinished pass holds them."""

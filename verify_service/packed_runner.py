@@ -79,8 +79,8 @@ class _Made(NamedTuple):
     """What a pass made. Its tensors are its own: the next pass may run."""
 
     decided: Sequence[_Complete]
-    scored: Sequence[ScoredPrompt | Refusal | None]  # per chunk
-    last_logits: Sequence[Tensor | None]  # per chunk; None if it does not end its prompt
+    # per chunk: its scores, and its last logits if it ends its prompt
+    prompts: Sequence[tuple[ScoredPrompt | Refusal | None, Tensor | None]]
     committed: Sequence[_Committed]  # whose feature rows are kept
     rows: Tensor | None  # these feature rows; None if they could not be projected
 
@@ -151,22 +151,18 @@ class PackedRunner:
                 ids = [item.anchor, *item.draft_ids[: each[0]]]
                 committed.append(_Committed(state, state.cached, ids, first))
             first += tokens
-        scored: list[ScoredPrompt | Refusal | None] = []
-        last_logits: list[Tensor | None] = []
+        prompts: list[tuple[ScoredPrompt | Refusal | None, Tensor | None]] = []
         row = last = prepared.tokens  # of all tokens, of logits
         for chunk in chunks:
-            state = chunk.state
-            scored.append(
-                _scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
-            )
-            last += len(chunk.next_ids)
-            last_logits.append(result.logits[last].clone() if chunk.ends else None)
+            state, first, last = chunk.state, last, last + len(chunk.next_ids)
+            scored = _scored(state, result.logits[first:last], chunk.next_ids)
+            prompts.append((scored, result.logits[last].clone() if chunk.ends else None))
             last += chunk.ends
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += len(chunk.token_ids)
         kept = [each for each in committed if each.state.keep_features]
         rows = self._project(kept, taps, ahead)
-        return ExecutedBatch(prepared, saw, _Made(decided, scored, last_logits, kept, rows))
+        return ExecutedBatch(prepared, saw, _Made(decided, prompts, kept, rows))
 
     def _decide(
         self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
@@ -219,9 +215,7 @@ class PackedRunner:
                 masks = inputs.masks
                 form = FormEffect() if masks is None else in_form(masks, item.draft_ids, decided[0])
                 outcomes.append(self._commit_item(state, item, *decided, form))
-        for chunk, scored, logits in zip(
-            prepared.chunks, made.scored, made.last_logits, strict=True
-        ):
+        for chunk, (scored, logits) in zip(prepared.chunks, made.prompts, strict=True):
             _commit_chunk(chunk, scored)
             if chunk.state.broken is not None:
                 kv_cache.forget_prefix(chunk.state)

@@ -35,6 +35,8 @@ class RunningStep:
         began_ns: int,
     ) -> None:
         self.states: list[CachedSequence] = [state for batch in batches for state in batch.states]
+        for state in self.states:
+            state.in_pass = True
         self.failure: Exception | None = None  # set if no batch ran
         self._step, self._outcomes, self._batches = step, outcomes, batches
         self._ran: list[ExecutedBatch] = []
@@ -72,6 +74,8 @@ class RunningStep:
     def end(self) -> VerdictBatch:
         """Commits the step; returns its outcomes. Prompts of a batch that failed are broken."""
         began = time.perf_counter_ns()
+        for state in self.states:
+            state.in_pass = False
         tokens = prefill_tokens = 0
         for prepared in self._spoilt:
             _spoil(prepared)
