@@ -84,8 +84,8 @@ class PromptChunk(NamedTuple):
     state: CachedSequence
     token_ids: Sequence[int]
     # for a scored prompt: the token after each of these, except the prompt's last
-    next_ids: Sequence[int] = ()
-    slots: Slots = range(0)  # of all its tokens so far, if its runner has pages
+    next_ids: Sequence[int]
+    slots: Slots  # of all its tokens so far
 
     @property
     def ends(self) -> bool:
@@ -94,9 +94,10 @@ class PromptChunk(NamedTuple):
 
 
 class BatchRow(NamedTuple, Generic[T]):
-    """One item of a batch. tokens: in the pass, with those of a draft that was removed since;
+    """One item of a step. tokens: in the pass, with those of a draft that was removed since;
     inputs: what else its runner takes of it."""
 
+    place: int  # among the items of the step
     item: VerifyItem
     state: CachedSequence
     tokens: int
@@ -104,11 +105,11 @@ class BatchRow(NamedTuple, Generic[T]):
 
 
 class PreparedBatch(NamedTuple, Generic[T]):
-    """Inputs of one batch, unchanged until the batch has ended."""
+    """Inputs of one pass of a step, unchanged until it has ended."""
 
     rows: Sequence[BatchRow[T]]
     chunks: Sequence[PromptChunk]
-    began_ns: int  # when its preparation began
+    began_ns: int  # when the preparation of its step began
 
     @property
     def states(self) -> list[CachedSequence]:
@@ -118,10 +119,6 @@ class PreparedBatch(NamedTuple, Generic[T]):
     def tokens(self) -> int:
         """Tokens of the verified items, without prompt chunks."""
         return sum(row.tokens for row in self.rows)
-
-    def part(self, places: Sequence[int]) -> PreparedBatch[T]:
-        """A batch of the items at these indices. Reads no sequence: some may be gone by now."""
-        return self._replace(rows=[self.rows[place] for place in places], chunks=())
 
 
 class RuleStatistics(NamedTuple):
@@ -147,9 +144,8 @@ class BatchRunner(Protocol):
     def forget(self, state: CachedSequence) -> None:
         """Frees what is held for a dropped sequence beside its KV blocks."""
 
-    def prepare(
-        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch[Any]: ...
+    def inputs(self, item: VerifyItem, state: CachedSequence) -> Any | Refusal:
+        """What a batch takes of an item, or why it cannot be judged."""
 
     def execute(self, prepared: PreparedBatch[Any]) -> ExecutedBatch:
         """Runs a batch. Blocks that cannot have been drafted count as empty. If it raises, nothing

@@ -31,7 +31,7 @@ def unsound(rows: Sequence[BatchRow[Any]], vocab_size: int) -> list[int]:
     another rule. Items with equal `entries` are checked together, one by one if that fails."""
     bad: list[int] = []
     by_entries: dict[int, list[int]] = {}
-    for place, (item, state, *_) in enumerate(rows):
+    for place, (_, item, state, *_) in enumerate(rows):
         entries, size = item.q.entries, 4 * item.q.entries * len(item.draft_ids)
         if not item.draft_ids:
             continue

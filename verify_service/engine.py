@@ -20,7 +20,7 @@ from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.loading import VerifierParts, load_parts
 from verify_service.model_runner import ModelRunner
 from verify_service.packed_runner import PackedRunner
-from verify_service.sampler import Sampler, judge_each, matcher_of, shaper_of, told, unready
+from verify_service.sampler import Sampler, judge_each, matcher_of, shaper_of, told
 from verify_service.sequences import CachedSequence, invalid, unknown
 from verify_service.state_cache import StateCache
 from verify_service.stateful import StatefulRunner
@@ -80,9 +80,6 @@ class VerifyEngine(EngineCore):
         rotation = self._runner.rotation
         # keys under another rotation cannot be reused
         return salt if rotation is None else f"{salt}\0{rotation.of(prompt_len)}"
-
-    def _unready(self, state: CachedSequence) -> Refusal | None:
-        return unready(state)
 
     def compile(self, constraint: Constraint, salt: str) -> Future[Grammar | Refusal]:
         return self._grammars.compile(constraint, salt)

@@ -4,7 +4,7 @@ passes. No torch.
 Two engines extend it with a `BatchRunner`: `engine.VerifyEngine` runs a target, and
 `synthetic.SyntheticVerifyEngine` sleeps. All methods run one at a time, on the engine's thread or
 in a turn (see `round_driver`); `run` of a step may run meanwhile on another thread (see
-`under_way`), and any thread may read properties.
+`running_step`), and any thread may read properties.
 
 A command about one sequence is checked before anything is computed, so a bad row never affects
 other sequences. Pages for a step are reserved before it begins (`grow`). A sequence or a prompt is
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -24,6 +23,7 @@ from dspark.pages import EngineUsage
 from dspark.rounds.events import OrderRow
 from dspark.types import Constraint, Cursor, Refusal, SamplingParams, Verdict
 from verify_service.batch_runner import (
+    BatchRow,
     BatchRunner,
     FeatureRun,
     Grammar,
@@ -35,7 +35,7 @@ from verify_service.batch_runner import (
 )
 from verify_service.config import VerifyConfig
 from verify_service.kv_cache_manager import KVCacheManager
-from verify_service.running_step import FAILED, Batch, RunningStep, halves
+from verify_service.running_step import FAILED, RunningStep
 from verify_service.sequences import (
     CachedSequence,
     VerifyItem,
@@ -100,10 +100,6 @@ class EngineCore(ABC):
         None if it can."""
         return None
 
-    def _unready(self, state: CachedSequence) -> Refusal | None:
-        """Why a sequence cannot be judged, or None; called before it shares a pass."""
-        return None
-
     def _salted(self, salt: str, prompt_len: int) -> str:
         """The salt under which a prompt of this length shares prefixes."""
         return salt
@@ -119,6 +115,7 @@ class EngineCore(ABC):
         token_ids: Sequence[int],
         salt: str | None = "",
         scores: int | None = None,
+        repeatable: bool = False,
     ) -> Refusal | None:
         """Opens a sequence with pages for its prompt, less the cached prefix. Its prompt runs in
         chunks, in the passes of rounds or between them.
@@ -148,9 +145,11 @@ class EngineCore(ABC):
             cursor.committed_len,
             keep_features,
             token_ids,
+            reserve_tokens,
             salt=None
             if salt is None
             else self._salted(salt, params.prompt_len or cursor.committed_len),
+            repeatable=repeatable,
             scores=None if scores is None else min(scores, self.target.vocab_size),
         )
         refusal = self._kv_cache.admit(opened, reserve_tokens, token_ids)
@@ -232,19 +231,17 @@ class EngineCore(ABC):
         """Prepares the pass of `prefill_next`; None without one. short: as few tokens as ride in a
         round."""
         began = time.perf_counter_ns()
-        most = self._ride_along if short else self.config.prefill_chunk
-        while chunks := self._chunks(most, alone=owner):
-            prepared = self._prepare((), chunks)
-            if prepared.chunks:
-                return self._under_way(RunningStep(self._step, [], [Batch((), prepared)], began))
-        return None
+        chunks = self._chunks(self._ride_along if short else self.config.prefill_chunk, alone=owner)
+        if not chunks:
+            return None
+        return RunningStep(self._step, [], [PreparedBatch((), chunks, began)], began)
 
     def _chunks(self, budget: int, *, alone: int | None = None) -> list[PromptChunk]:
         """The next chunks of prompts that are in no pass, `budget` tokens in all. alone: an owner;
         only one prompt of its own gets a chunk.
 
         By turns those with least left go first, and the oldest: a short prompt does not wait for
-        long ones, and a long one does not wait for ever.
+        long ones, and a long one does not wait for ever. One whose slots cannot be read is broken.
         """
         chunks: list[PromptChunk] = []
         waiting: list[CachedSequence] = []
@@ -262,7 +259,12 @@ class EngineCore(ABC):
             most = budget if state.scores is None else min(budget, SCORED)
             start, stop = state.cached, self._kv_cache.chunk_end(state, most)
             behind = () if state.scores is None else state.prompt[start + 1 : stop + 1]
-            chunks.append(PromptChunk(state, state.prompt[start:stop], behind))
+            try:
+                slots = self._kv_cache.slots(state, 0, stop)
+            except Exception as error:
+                state.broken = failed(state.sequence, error)
+                continue
+            chunks.append(PromptChunk(state, state.prompt[start:stop], behind, slots))
             budget -= stop - start
             if budget <= 0 or alone is not None:
                 break
@@ -280,40 +282,57 @@ class EngineCore(ABC):
             raise step.failure  # every pass failed: more likely the device than an item
         return judged
 
-    def begin(self, items: Sequence[VerifyItem]) -> RunningStep:
+    def begin(self, items: Sequence[VerifyItem | Refusal]) -> RunningStep:
         """Prepares a cohort's step: then call its `run` on any thread, then `end` here. items: one
-        per sequence, oldest first, with the pages that `grow` reserves."""
+        per sequence, oldest first, with the pages that `grow` reserves; a refusal is its outcome.
+
+        Passes have at most `max_batch_tokens` tokens of items; prompts ride in the first one.
+        """
         began = time.perf_counter_ns()
         outcomes: list[Verdict | Refusal] = [FAILED] * len(items)
-        batches: list[Batch] = []
-        waiting: deque[Sequence[int]] = deque(self._batches(items, outcomes))
-        while waiting:
-            indices = waiting.popleft()
-            riding = self._chunks(self._ride_along) if self._line and not batches else ()
-            try:
-                prepared = self._prepare([items[index] for index in indices], riding)
-            # caused by one item: halve the batch until it is alone and refused
-            except Exception as error:
-                if len(indices) == 1:
-                    outcomes[indices[0]] = failed(items[indices[0]].cursor.sequence, error)
-                waiting.extendleft(reversed(halves(indices)))
+        passes: list[list[BatchRow[Any]]] = []
+        size = 0
+        for place, item in enumerate(items):
+            row = item if isinstance(item, Refusal) else self._row(place, item)
+            if isinstance(row, Refusal):
+                outcomes[place] = row
                 continue
-            batches.append(Batch(indices, prepared))
-        return self._under_way(RunningStep(self._step, outcomes, batches, began))
+            if not passes or size + row.tokens > self.config.max_batch_tokens:
+                passes.append([])
+                size = 0
+            passes[-1].append(row)
+            size += row.tokens
+        riding = self._chunks(self._ride_along) if self._line and passes else ()
+        batches = [
+            PreparedBatch(rows, () if number else riding, began)
+            for number, rows in enumerate(passes)
+        ]
+        return RunningStep(self._step, outcomes, batches, began)
+
+    def _row(self, place: int, item: VerifyItem) -> BatchRow[Any] | Refusal:
+        """An item of a step, or why it cannot be in a pass."""
+        state = self._kv_cache.states.get(item.cursor.sequence)
+        if state is None:
+            return unknown(item.cursor)
+        if (problem := check_item(state, item)) is not None:
+            return problem
+        if state.in_pass:
+            return invalid("cursor: the sequence is in a pass that has not ended")
+        try:
+            inputs = self._step.inputs(item, state)
+        except Exception as error:
+            return failed(state.sequence, error)
+        if isinstance(inputs, Refusal):
+            return inputs
+        return BatchRow(place, item, state, 1 + len(item.draft_ids), inputs)
 
     def end(self, step: RunningStep) -> VerdictBatch:
         """Commits a step that has run."""
         judged = step.end()
         for state in step.states:
-            state.in_pass = False
             if self._kv_cache.states.get(state.sequence) is not state:  # dropped meanwhile
                 self._free(state)
         return judged
-
-    def _under_way(self, step: RunningStep) -> RunningStep:
-        for state in step.states:
-            state.in_pass = True
-        return step
 
     def _drop(self, state: CachedSequence) -> None:
         """Drops a sequence; its pages are freed once no unfinished pass holds them."""
@@ -326,48 +345,3 @@ class EngineCore(ABC):
     def _free(self, state: CachedSequence) -> None:
         self._kv_cache.drop(state)
         self._step.forget(state)
-
-    def _refused(self, state: CachedSequence, item: VerifyItem) -> Refusal | None:
-        """Why an item cannot be in a pass, or None."""
-        problem = check_item(state, item)
-        if problem is None and state.in_pass:
-            return invalid("cursor: the sequence is in a pass that has not ended")
-        return problem or self._unready(state)
-
-    def _batches(
-        self, items: Sequence[VerifyItem], outcomes: list[Verdict | Refusal]
-    ) -> list[list[int]]:
-        """Indices of the items that may run, in passes of at most `max_batch_tokens` tokens. Puts
-        the refusals of others into `outcomes`."""
-        batches: list[list[int]] = []
-        size = 0
-        for index, item in enumerate(items):
-            state = self._kv_cache.states.get(item.cursor.sequence)
-            refused = unknown(item.cursor) if state is None else self._refused(state, item)
-            if refused is not None:
-                outcomes[index] = refused
-                continue
-            count = 1 + len(item.draft_ids)
-            if not batches or size + count > self.config.max_batch_tokens:
-                batches.append([])
-                size = 0
-            batches[-1].append(index)
-            size += count
-        return batches
-
-    def _prepare(
-        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch[Any]:
-        """Prepares a pass. If prompts fail, only the first is retried and the rest wait. A prompt
-        that fails alone is broken and left out. Raises if the items alone fail."""
-        try:
-            return self._step.prepare(items, chunks)
-        except Exception as error:
-            if not chunks:
-                raise
-            without = self._step.prepare(items, ())
-            if len(chunks) > 1:
-                return self._prepare(items, chunks[:1])
-            state = chunks[0].state
-            state.broken = failed(state.sequence, error)
-            return without

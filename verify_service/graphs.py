@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
 
-from dspark.native.attention import Tables
 from verify_service.kernels import Kernel
-from verify_service.paged_plan import Arrays, PlanShape, arrays_of
+from verify_service.paged_plan import Arrays, PlanShape, arrays_of, exact_shape
 from verify_service.plan import PassPlan, Segment
 
 log = structlog.get_logger("dspark.verify")
@@ -36,26 +35,18 @@ AT_START = 40  # of them recorded at start; the rest is room for longer contexts
 BLOCK = 8  # tokens of a sequence that verifies a whole block
 
 
-def tier(count: int, tiers: Sequence[int]) -> int | None:
-    """The smallest tier that is at least `count`; None beyond the last."""
-    return next((each for each in tiers if each >= count), None)
+def tier(count: int, tiers: Sequence[int]) -> int:
+    """The smallest tier that is at least `count`; 0 beyond the last."""
+    return next((each for each in tiers if each >= count), 0)
 
 
-def shape_of(segments: Sequence[Segment], page_size: int) -> PlanShape | None:
-    """The shape of the recording for these segments, or None if they exceed the tiers."""
-    tokens = sum(len(segment.token_ids) for segment in segments)
-    pages = max(-(-segment.length // page_size) for segment in segments)
-    most = max(len(segment.token_ids) for segment in segments)
-    token_tier = tier(tokens, TOKENS)
+def padded(exact: PlanShape) -> PlanShape | None:
+    """The shape of the recording for passes of this shape, or None if it exceeds the tiers."""
+    tokens = tier(exact.tokens, TOKENS)
     # Padding tokens need a sequence of their own.
-    spare = 1 if token_tier is not None and token_tier > tokens else 0
-    tiers = (
-        token_tier,
-        tier(len(segments) + spare, SEQUENCES),
-        tier(pages, PAGES),
-        tier(most, QUERIES),
-    )
-    return None if None in tiers else PlanShape(*(each for each in tiers if each is not None))
+    sequences = tier(exact.sequences + (tokens > exact.tokens), SEQUENCES)
+    shape = PlanShape(tokens, sequences, tier(exact.pages, PAGES), tier(exact.queries, QUERIES))
+    return shape if all(shape) else None
 
 
 def shapes_at_start(sequences: int, tokens: int, page_size: int) -> list[PlanShape]:
@@ -63,44 +54,28 @@ def shapes_at_start(sequences: int, tokens: int, page_size: int) -> list[PlanSha
     whole blocks, in contexts of up to about a thousand tokens."""
     few = tier(-(-1024 // page_size), PAGES) or PAGES[-1]
     pages = [each for each in PAGES if each <= few][-2:]
-    found: dict[PlanShape, None] = {}
-    for count in [each for each in SEQUENCES if each <= sequences]:
-        for each in (1, BLOCK):
-            size = tier(count * each, TOKENS)
-            if size is None or count * each > tokens:
-                continue
-            with_spare = tier(count + (size > count * each), SEQUENCES)
-            most = tier(each, QUERIES)
-            if with_spare is not None and most is not None:
-                found |= dict.fromkeys(PlanShape(size, with_spare, page, most) for page in pages)
-    return list(found)[:AT_START]
+    rounds = [
+        PlanShape(count * each, count, most, each)
+        for count in SEQUENCES
+        for each in (1, BLOCK)
+        for most in pages
+        if count <= sequences and count * each <= tokens
+    ]
+    found = dict.fromkeys(padded(exact) for exact in rounds)
+    return [shape for shape in found if shape is not None][:AT_START]
 
 
 class _Recording:
     """One graph and the memory it reads and writes."""
 
-    def __init__(self, shape: PlanShape, device: torch.device) -> None:
-        self.rows = torch.zeros(3, shape.tokens, dtype=torch.int64, device=device)
-        self.small = torch.zeros(2 * shape.sequences + 1, dtype=torch.int32, device=device)
-        self.blocks = torch.zeros(shape.sequences, shape.pages, dtype=torch.int32, device=device)
+    def __init__(self, made: Arrays, device: torch.device) -> None:
+        self.inputs = made.on(device)
         self.graph = torch.cuda.CUDAGraph()
         self.outputs: tuple[Tensor, Tensor | None] | None = None
 
-    def plan(self, shape: PlanShape, kernel: Kernel, page_size: int) -> PassPlan:
-        cu_q, used_k = self.small[: shape.sequences + 1], self.small[shape.sequences + 1 :]
-        tables = Tables(cu_q, used_k, self.blocks, shape.queries, shape.pages * page_size)
-        return PassPlan(
-            self.rows[0:1], self.rows[1:2], self.rows[2], None, [], tables=tables, kernel=kernel
-        )
-
     def fill(self, made: Arrays) -> None:
         """Copies the inputs of a pass to the device without waiting."""
-        small = np.concatenate((made.cu_q, made.used_k)).astype(np.int32)
-        for target, source in (
-            (self.rows, made.rows),
-            (self.small, small),
-            (self.blocks, made.blocks.astype(np.int32)),
-        ):
+        for target, source in zip(self.inputs, made, strict=True):
             target.copy_(torch.from_numpy(source).pin_memory(), non_blocking=True)
 
 
@@ -127,7 +102,8 @@ class Graphs:
     def run(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor | None] | None:
         """Logits [T, V] and taps of every token, valid until the next call; None if the pass cannot
         be replayed."""
-        shape = shape_of(segments, self._page_size)
+        exact = exact_shape(segments, self._page_size)
+        shape = padded(exact)
         if shape is None or not self._may_record(shape):
             return None
         recording = self._made.pop(shape, None)
@@ -139,9 +115,8 @@ class Graphs:
             return None
         recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
         recording.graph.replay()
-        tokens = sum(len(segment.token_ids) for segment in segments)
         logits, taps = recording.outputs
-        return logits[:tokens], taps[:tokens] if taps is not None else None
+        return logits[: exact.tokens], taps[: exact.tokens] if taps is not None else None
 
     def prepare(self, sequences: int, tokens: int) -> None:
         """Records `shapes_at_start` for this many sequences and tokens, on the spare page."""
@@ -175,14 +150,15 @@ class Graphs:
     def _record(self, shape: PlanShape, segments: Sequence[Segment]) -> _Recording | None:
         if len(self._made) >= MOST_GRAPHS:
             del self._made[next(iter(self._made))]
-        recording = _Recording(shape, self._device)
-        recording.fill(arrays_of(segments, shape, self._page_size, self._spare_page))
+        made = arrays_of(segments, shape, self._page_size, self._spare_page)
+        recording = _Recording(made, self._device)
+        plan = partial(recording.inputs.plan, shape, self._kernel, self._page_size)
         try:
             self._side = side = self._side or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             before = torch.cuda.current_stream(self._device)
             side.wait_stream(before)
             with torch.cuda.stream(side):  # kernels tune and allocate before the recording
-                self._forward(recording.plan(shape, self._kernel, self._page_size))
+                self._forward(plan())
             before.wait_stream(side)
             # "thread_local": the thread that owns sequences uses the device meanwhile.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -191,9 +167,7 @@ class Graphs:
                 torch.cuda.stream(before),  # which a recording that fails would not put back
                 torch.cuda.graph(recording.graph, pool, side, capture_error_mode=mode),
             ):
-                recording.outputs = self._forward(
-                    recording.plan(shape, self._kernel, self._page_size)
-                )
+                recording.outputs = self._forward(plan())
         except RuntimeError as error:
             self._refused.add(shape)
             log.warning("graphs.refused", shape=tuple(shape), reason=str(error)[:200])

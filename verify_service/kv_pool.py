@@ -46,13 +46,7 @@ class KeyValuePool:
             out = self._scratch.room(which, rows, heads, len(index), size)
             torch.index_select(rows.transpose(0, 1), 1, index, out=out)
             return out.view(heads, members, -1, size).transpose(0, 1)
-        if rows.device.type == "cpu":
-            out = torch.index_select(
-                rows, 0, index, out=self._scratch.room(which, rows, len(index), heads, size)
-            )
-        else:
-            out = rows.index_select(0, index)
-        return out.view(members, -1, heads, size).transpose(1, 2)
+        return rows.index_select(0, index).view(members, -1, heads, size).transpose(1, 2)
 
     def fill(self, slots: Tensor) -> None:
         """Writes ordinary numbers into unused slots, so that a timed pass reads no garbage."""

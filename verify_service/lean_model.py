@@ -57,8 +57,8 @@ class _Seen:
 
 @torch.inference_mode()
 def make_lean(model: Any) -> LeanPatch:
-    """Replaces layers, ends and the decoder loop of a model that uses the paged attention. A part
-    that fails its trial keeps the stock code."""
+    """Replaces layers, output head and decoder loop of a model that uses the paged attention. A
+    part that fails its trial keeps the stock code."""
     lean = LeanPatch()
     layers = [layer for layer in decoder_layers(model) if fits(layer)]
     if not layers:
@@ -78,7 +78,7 @@ def make_lean(model: Any) -> LeanPatch:
             lean.forms |= made.forms
             budget -= made.copied
     if lean.layers:
-        _replace_ends(model, lean, budget)
+        _replace_head(model, lean, budget)
         if lean.layers == len(decoder_layers(model)) and decoder in seen:
             _straighten(decoder, lean, seen[decoder])
     return lean
@@ -142,19 +142,9 @@ def _close(made: Tensor, stock: Tensor) -> bool:
     return bool(float((made - stock).abs().max()) <= bound)
 
 
-def _replace_ends(model: Any, lean: LeanPatch, budget: int) -> None:
-    """Replaces the last norm and the output head if they are ordinary ones."""
-    decoder = model.get_decoder()
-    norm, head = getattr(decoder, "norm", None), model.get_output_embeddings()
-    if norm is not None and getattr(norm, "weight", None) is not None:
-        x = torch.randn(
-            1, 3, norm.weight.shape[0], dtype=norm.weight.dtype, device=norm.weight.device
-        )
-        with contextlib.suppress(Exception):
-            made = Norm(norm)
-            if _close(made(x), norm(x)):
-                norm.forward = made
-                lean.parts.append(norm)
+def _replace_head(model: Any, lean: LeanPatch, budget: int) -> None:
+    """Replaces the output head if it is an ordinary one."""
+    head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         product, width = Product([head], may_copy=budget > 0), head.out_features
 
@@ -168,8 +158,8 @@ def _replace_ends(model: Any, lean: LeanPatch, budget: int) -> None:
 
 
 def _straighten(decoder: Any, lean: LeanPatch, seen: _Seen) -> None:
-    """Replaces the decoder's `forward` by a plain loop over its layers, without the library's masks
-    and decorators, if the decoder has no other parts."""
+    """Replaces the decoder's `forward` by a plain loop over its layers and a norm in four
+    operations, without the library's masks and decorators, if the decoder has no other parts."""
     if {name for name, _ in decoder.named_children()} != _DECODER:
         return
     stock = decoder.forward
@@ -182,9 +172,10 @@ def _straighten(decoder: Any, lean: LeanPatch, seen: _Seen) -> None:
         passed = {key: value for key, value in kwargs.items() if key.startswith("dspark_")}
         for layer in decoder.layers:
             x = layer(x, position_embeddings=rotation, **passed)
-        return BaseModelOutputWithPast(last_hidden_state=decoder.norm(x))
+        return BaseModelOutputWithPast(last_hidden_state=norm(x))
 
     with contextlib.suppress(Exception):  # any error of an unknown decoder keeps its own code
+        norm = Norm(decoder.norm)
         made = forward(*seen.args, **(seen.kwargs | {"dspark_pool": KeyValuePool(64)}))
         if not seen.args and _close(made.last_hidden_state, seen.output.last_hidden_state):
             decoder.forward = forward

@@ -21,7 +21,7 @@ from verify_service.graphs import Graphs
 from verify_service.kernels import Kernel
 from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import LeanPatch, make_lean
-from verify_service.paged_plan import arrays_of, exact_shape, paged_plan
+from verify_service.paged_plan import arrays_of, exact_shape
 from verify_service.plan import PassPlan, Segment, build_plan, run_of
 from verify_service.rotation import LengthRotation
 
@@ -136,9 +136,9 @@ class ModelRunner:
         on_cpu, shape = self.device.type == "cpu", exact_shape(segments, self.slot_page)
         if on_cpu and shape.queries > self._queries:
             return build_plan(segments, self.device)
-        made = arrays_of(segments, shape, self.slot_page, self._spare_page)
+        made = arrays_of(segments, shape, self.slot_page, self._spare_page).on(self.device)
         run = run_of(segments) if on_cpu else None
-        return paged_plan(made, shape, self._kernel, self.slot_page, self.device, run)
+        return made.plan(shape, self._kernel, self.slot_page, run)
 
     def _forward(self, plan: PassPlan, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits of the rows in `keep` (None: all) and taps of all tokens."""

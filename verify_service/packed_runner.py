@@ -2,7 +2,7 @@
 projection.
 
 All items are checked and have pages before. The step has three parts, so that one pass can be
-prepared while another runs: `prepare` and `commit` run on the thread that owns sequences and pages;
+prepared while another runs: `inputs` and `commit` run on the thread that owns sequences and pages;
 `execute` works on tensors alone and changes no sequence. Invariant 3, q sent is q sampled: the rule
 gets q as it was received.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -25,7 +23,15 @@ from dspark.decoding.acceptance import DrawsWatch, PackedCase
 from dspark.decoding.logprobs import prompt_logprobs
 from dspark.decoding.masking import Masks, in_form, mask
 from dspark.decoding.shaping import Shaper
-from dspark.types import FormEffect, Refusal, RefusalReason, ScoredPrompt, ScoredToken, Verdict
+from dspark.types import (
+    Draws,
+    FormEffect,
+    Refusal,
+    RefusalReason,
+    ScoredPrompt,
+    ScoredToken,
+    Verdict,
+)
 from verify_service.batch_runner import (
     BatchRow,
     ExecutedBatch,
@@ -66,15 +72,15 @@ class _Inputs(NamedTuple):
 
     segment: Segment
     shaper: Shaper | None
-    masks: Masks | Refusal | None  # allowed tokens
+    masks: Masks | None  # allowed tokens
 
 
 class _Made(NamedTuple):
     """What a pass made. Its tensors are its own: the next pass may run."""
 
     decided: Sequence[_Complete]
-    scored: Sequence[ScoredPrompt | Refusal | None]  # per chunk
-    last_logits: Sequence[Tensor | None]  # per chunk; None if it does not end its prompt
+    # per chunk: its scores, and its last logits if it ends its prompt
+    prompts: Sequence[tuple[ScoredPrompt | Refusal | None, Tensor | None]]
     committed: Sequence[_Committed]  # whose feature rows are kept
     rows: Tensor | None  # these feature rows; None if they could not be projected
 
@@ -98,23 +104,15 @@ class PackedRunner:
     def forget(self, state: CachedSequence) -> None:
         self._runner.release(state)
 
-    def prepare(
-        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch[_Inputs]:
-        """Builds the inputs of a pass from sequences and their pages."""
-        began, kv_cache = time.perf_counter_ns(), self._kv_cache
-        rows: list[BatchRow[_Inputs]] = []
-        for item in items:
-            state, ids = kv_cache.states[item.cursor.sequence], [item.anchor, *item.draft_ids]
-            slots = kv_cache.slots(state, 0, state.cached + len(ids))
-            segment = Segment(state, state.cached, ids, slots, state.given)
-            inputs = _Inputs(segment, shaper_of(state), masks_of(state, item))
-            rows.append(BatchRow(item, state, len(ids), inputs))
-        placed = []
-        for chunk in chunks:
-            stop = chunk.state.cached + len(chunk.token_ids)
-            placed.append(chunk._replace(slots=kv_cache.slots(chunk.state, 0, stop)))
-        return PreparedBatch(rows, placed, began)
+    def inputs(self, item: VerifyItem, state: CachedSequence) -> _Inputs | Refusal:
+        """What the pass and the rule take of an item, read from its sequence and its pages."""
+        masks = masks_of(state, item)
+        if isinstance(masks, Refusal):
+            return masks
+        ids = [item.anchor, *item.draft_ids]
+        slots = self._kv_cache.slots(state, 0, state.cached + len(ids))
+        segment = Segment(state, state.cached, ids, slots, state.given)
+        return _Inputs(segment, shaper_of(state), masks)
 
     def execute(self, prepared: PreparedBatch[_Inputs]) -> ExecutedBatch:
         """Runs the pass, the rule and the projection, on any thread."""
@@ -142,34 +140,29 @@ class PackedRunner:
         near_ties: Counter[int] = Counter()
         decided = self._decide(prepared.rows, result, near_ties) if prepared.rows else []
         labels = self._watch.labels()
-        draws = (
-            self._watch.sums({row.item.cursor.sequence: row.item.drafter for row in prepared.rows})
-            if labels
-            else []
-        )
+        draws: list[Draws] = []
+        if labels:
+            watched = [row for row in prepared.rows if not row.state.repeatable]
+            draws = self._watch.sums({row.state.sequence: row.item.drafter for row in watched})
         saw = RuleStatistics(near_ties.total(), labels, draws)
         committed, first = list[_Committed](), 0
-        for (item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
+        for (_, item, state, tokens, _), each in zip(prepared.rows, decided, strict=True):
             if not isinstance(each, Refusal):
                 ids = [item.anchor, *item.draft_ids[: each[0]]]
                 committed.append(_Committed(state, state.cached, ids, first))
             first += tokens
-        scored: list[ScoredPrompt | Refusal | None] = []
-        last_logits: list[Tensor | None] = []
+        prompts: list[tuple[ScoredPrompt | Refusal | None, Tensor | None]] = []
         row = last = prepared.tokens  # of all tokens, of logits
         for chunk in chunks:
-            state = chunk.state
-            scored.append(
-                _scored(state, result.logits[last : last + len(chunk.next_ids)], chunk.next_ids)
-            )
-            last += len(chunk.next_ids)
-            last_logits.append(result.logits[last].clone() if chunk.ends else None)
+            state, first, last = chunk.state, last, last + len(chunk.next_ids)
+            scored = _scored(state, result.logits[first:last], chunk.next_ids)
+            prompts.append((scored, result.logits[last].clone() if chunk.ends else None))
             last += chunk.ends
             committed.append(_Committed(state, state.cached, list(chunk.token_ids), row))
             row += len(chunk.token_ids)
         kept = [each for each in committed if each.state.keep_features]
         rows = self._project(kept, taps, ahead)
-        return ExecutedBatch(prepared, saw, _Made(decided, scored, last_logits, kept, rows))
+        return ExecutedBatch(prepared, saw, _Made(decided, prompts, kept, rows))
 
     def _decide(
         self, rows: Sequence[BatchRow[_Inputs]], result: Pass, near_ties: Counter[int]
@@ -177,28 +170,19 @@ class PackedRunner:
         self._rounds += 1
         due = len(rows) < MANY or self._rounds % EVERY == 0
         cases, first = list[PackedCase](), 0
-        for item, state, tokens, inputs in rows:
+        masks = list[tuple[int, Masks]]()
+        for _, item, state, tokens, inputs in rows:
             cases.append(
                 PackedCase(item.cursor, state.params, first, item.draft_ids, item.q, inputs.shaper)
             )
+            if inputs.masks is not None:
+                masks.append((first, inputs.masks))
             first += tokens
-        masks = [row.inputs.masks for row in rows]
-        mask(
-            result.logits,
-            [
-                (case.first_row, each)
-                for case, each in zip(cases, masks, strict=True)
-                if _is_mask(each)
-            ],
-        )
+        mask(result.logits, masks)
         decisions = self._sampler(result.logits, cases, near_ties, self._watch if due else None)
         return [
-            refused
-            if isinstance(refused, Refusal)
-            else _with_logprobs(
-                row.state, result.logits[case.first_row :], row.item.draft_ids, decided
-            )
-            for row, case, refused, decided in zip(rows, cases, masks, decisions, strict=True)
+            _with_logprobs(row.state, result.logits[case.first_row :], row.item.draft_ids, decided)
+            for row, case, decided in zip(rows, cases, decisions, strict=True)
         ]
 
     def _project(
@@ -209,9 +193,7 @@ class PackedRunner:
             return None
         try:
             if ahead is not None:
-                return torch.cat(
-                    [ahead[each.row : each.row + len(each.token_ids)] for each in kept]
-                )
+                return _picked(ahead, kept)
             count = sum(len(each.token_ids) for each in kept)
             return self._store.project(_picked(taps, kept), count)
         except Exception as error:
@@ -224,20 +206,16 @@ class PackedRunner:
         kv_cache, prepared = self._kv_cache, executed.prepared
         made: _Made = executed.made
         outcomes: list[Verdict | Refusal] = []
-        for (item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
+        for (_, item, state, _, inputs), decided in zip(prepared.rows, made.decided, strict=True):
             if isinstance(decided, Refusal):
                 if decided.reason is RefusalReason.INTERNAL:
                     kv_cache.forget_prefix(state)
                 outcomes.append(decided)
             else:
                 masks = inputs.masks
-                form = (
-                    in_form(masks, item.draft_ids, decided[0]) if _is_mask(masks) else FormEffect()
-                )
+                form = FormEffect() if masks is None else in_form(masks, item.draft_ids, decided[0])
                 outcomes.append(self._commit_item(state, item, *decided, form))
-        for chunk, scored, logits in zip(
-            prepared.chunks, made.scored, made.last_logits, strict=True
-        ):
+        for chunk, (scored, logits) in zip(prepared.chunks, made.prompts, strict=True):
             _commit_chunk(chunk, scored)
             if chunk.state.broken is not None:
                 kv_cache.forget_prefix(chunk.state)
@@ -331,17 +309,13 @@ def _with_logprobs(
         return failed(state.sequence, error)
 
 
-def _is_mask(made: Masks | Refusal | None) -> TypeGuard[Masks]:
-    return isinstance(made, np.ndarray)
-
-
-def _picked(taps: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
-    """The rows of taps [T, m*H] for committed tokens, in order; None without taps."""
-    if taps is None:
+def _picked(rows: Tensor | None, committed: Sequence[_Committed]) -> Tensor | None:
+    """The rows of a pass [T, ...] for committed tokens, in order; None without rows."""
+    if rows is None:
         return None
     ends = [each.row + len(each.token_ids) for each in committed]
     if all(each.row == end for each, end in zip(committed[1:], ends[:-1], strict=True)):
         # contiguous, as in a plain round
-        return taps[committed[0].row : ends[-1]]
+        return rows[committed[0].row : ends[-1]]
     index = [each.row + j for each in committed for j in range(len(each.token_ids))]
-    return taps.index_select(0, torch.tensor(index, device=taps.device))
+    return rows.index_select(0, torch.tensor(index, device=rows.device))

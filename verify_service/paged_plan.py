@@ -7,18 +7,19 @@ spare page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dspark.native.attention import Tables
 from dspark.pages import numbers_of
 from verify_service.kernels import Kernel
 from verify_service.plan import PassPlan, Segment
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 
 
 class PlanShape(NamedTuple):
@@ -41,9 +42,29 @@ class Arrays(NamedTuple):
     """Inputs of one pass, padded to a shape of T tokens, N sequences and P pages."""
 
     rows: Ints  # [3, T]: token ids, positions, slots
-    cu_q: Ints  # [N + 1]
-    used_k: Ints  # [N]
+    sizes: Ints  # [2 N + 1]: boundaries of the sequences' queries, then the keys of each
     blocks: Ints  # [N, P]
+
+    def on(self, device: torch.device) -> DeviceInputs:
+        """Copies them to the device."""
+        return DeviceInputs(*(torch.from_numpy(each).to(device) for each in self))
+
+
+class DeviceInputs(NamedTuple):
+    """`Arrays` on a device."""
+
+    rows: Tensor
+    sizes: Tensor
+    blocks: Tensor
+
+    def plan(
+        self, shape: PlanShape, kernel: Kernel, page_size: int, run: slice | None = None
+    ) -> PassPlan:
+        """The plan of a pass of this shape. run: the slots written, if they are consecutive."""
+        cu_q, used_k = self.sizes[: shape.sequences + 1], self.sizes[shape.sequences + 1 :]
+        tables = Tables(cu_q, used_k, self.blocks, shape.queries, shape.pages * page_size)
+        ids, positions, slots = self.rows[0:1], self.rows[1:2], self.rows[2]
+        return PassPlan(ids, positions, slots, run, [], tables=tables, kernel=kernel)
 
 
 def arrays_of(
@@ -52,11 +73,11 @@ def arrays_of(
     """Builds the padded inputs of segments; their slots start at the beginning of a page."""
     made = Arrays(
         np.zeros((3, shape.tokens), np.int64),
-        np.zeros(shape.sequences + 1, np.int64),
-        np.zeros(shape.sequences, np.int64),
-        np.full((shape.sequences, shape.pages), spare_page, np.int64),
+        np.zeros(2 * shape.sequences + 1, np.int32),
+        np.full((shape.sequences, shape.pages), spare_page, np.int32),
     )
     made.rows[2] = spare_page * page_size
+    cu_q, used_k = made.sizes[: shape.sequences + 1], made.sizes[shape.sequences + 1 :]
     at = 0
     for n, segment in enumerate(segments):
         stop = at + len(segment.token_ids)
@@ -65,28 +86,10 @@ def arrays_of(
         made.rows[2, at:stop] = segment.slots[segment.start : segment.length]
         pages = numbers_of(segment.slots[: segment.length : page_size]) // page_size
         made.blocks[n, : len(pages)] = pages
-        made.used_k[n] = segment.length
-        made.cu_q[n + 1 :] = stop
+        used_k[n] = segment.length
+        cu_q[n + 1 :] = stop
         at = stop
     if at < shape.tokens:  # the padding is a sequence of its own
-        made.used_k[len(segments)] = min(shape.tokens - at, shape.pages * page_size)
-        made.cu_q[len(segments) + 1 :] = shape.tokens
+        used_k[len(segments)] = min(shape.tokens - at, shape.pages * page_size)
+        cu_q[len(segments) + 1 :] = shape.tokens
     return made
-
-
-def paged_plan(
-    made: Arrays,
-    shape: PlanShape,
-    kernel: Kernel,
-    page_size: int,
-    device: torch.device,
-    run: slice | None = None,
-) -> PassPlan:
-    """Copies the inputs to the device. run: the slots written, if they are consecutive."""
-    rows = torch.from_numpy(made.rows).to(device)
-    cu_q, used_k, blocks = (
-        torch.from_numpy(each.astype(np.int32)).to(device)
-        for each in (made.cu_q, made.used_k, made.blocks)
-    )
-    tables = Tables(cu_q, used_k, blocks, shape.queries, shape.pages * page_size)
-    return PassPlan(rows[0:1], rows[1:2], rows[2], run, [], tables=tables, kernel=kernel)

@@ -24,7 +24,6 @@ from verify_service.kernels import Kernel
 
 Indices = npt.NDArray[np.int64]
 
-_TRIANGLE_UP_TO = 16  # most queries of a lone member for which masks are cached
 # context length from which, on a CPU, a sliced view is faster than a padded gather
 ALONE_FROM = 384
 # Cost of gathering and reading a key, and of a call, relative to one query seeing one key; measured
@@ -78,8 +77,6 @@ class Group:
         within = window is None or longest <= window
         if min(self.lengths) == longest and most == 1 and within:
             return None
-        if self.members == 1 and within and most <= _TRIANGLE_UP_TO and self.device.type == "cpu":
-            return _triangle(most, groups, longest, dtype)
         lengths = torch.tensor(self.lengths, device=self.device).view(-1, 1, 1)
         counts = torch.tensor(self.counts, device=self.device).view(-1, 1, 1)
         # Query j of a member is at position length - count + j; padding repeats the last query.
@@ -94,22 +91,6 @@ class Group:
         if groups > 1:
             mask = mask.repeat(1, groups, 1)
         return mask.unsqueeze(1)
-
-
-def _triangle(queries: int, groups: int, keys: int, dtype: torch.dtype) -> Tensor:
-    """Causal mask [1, 1, groups * queries, keys]; the last keys are those of the queries. A view of
-    a cached mask."""
-    kept = _triangles.get((queries, groups, dtype))
-    if kept is None or kept.shape[1] < keys:
-        width = max(1024, 2 * keys)
-        later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
-        kept = torch.zeros(queries, width, dtype=dtype)
-        kept[:, width - queries :].masked_fill_(later, float("-inf"))
-        kept = _triangles[queries, groups, dtype] = kept.repeat(groups, 1)
-    return kept[None, None, :, kept.shape[1] - keys :]
-
-
-_triangles: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
 
 @dataclass(slots=True)

@@ -11,9 +11,8 @@ from dspark.runtime.wire_limits import reading
 from dspark.runtime.worker import Services, Worker, check_worker, start_worker
 from dspark.wire.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.config import VerifyConfig
-from verify_service.control_stream import control_bounds
 from verify_service.engine_core import EngineCore
-from verify_service.service import NAME, VerifyService
+from verify_service.service import NAME, VerifyService, control_bounds
 
 
 async def start(config: VerifyConfig, *, name: str = "verify/0") -> Worker[EngineCore]:

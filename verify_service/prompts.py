@@ -77,6 +77,7 @@ class Prompts:
                 token_ids=ids,
                 salt=admission.cache_salt,
                 scores=scores,
+                repeatable=admission.repeatable,
             )
         except Exception as error:
             return failed(cursor.sequence, error)

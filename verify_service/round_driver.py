@@ -48,7 +48,6 @@ from verify_service.engine_core import EngineCore
 from verify_service.prompts import IDLE_S, FinishedPrompt, Prompts
 from verify_service.round_news import RoundNews
 from verify_service.round_passes import RoundPasses, RunningPass
-from verify_service.row_feeds import RowFeeds
 from verify_service.running_step import RunningStep
 
 log = structlog.get_logger("dspark.rounds")
@@ -83,7 +82,7 @@ class RoundDriver:
         self._timer: asyncio.TimerHandle | None = None
         # when the timer fires; written in turns and by the timer on the event loop
         self._timer_at = float("inf")
-        self._admitted: dict[tuple[int, int], Admission] = {}  # by sequence and epoch
+        self._admitted: dict[tuple[int, int], Admission] = {}  # of this turn
         self._more: list[Told | Plan] = []  # events caused by actions of this turn
         self._began: dict[int, FinishedPrompt] = {}  # finished prompts of this turn, by sequence
         self._last_pass = self._sign_at = 0.0
@@ -92,24 +91,20 @@ class RoundDriver:
         waits = OrderTimeouts(config.draft_deadline_s, config.drafter_patience_s)
         self.rounds = RoundLoop(self, waits)
         self._prompts = Prompts(self._engine, owner, self._wake)
-        self._feeds = RowFeeds(worker, self._events, self.tell)
         self._news = RoundNews(worker.device, self._events, self._surely, self._say_news)
-        self._drafters = Drafters(
-            worker, self._feeds, self._admitted, self.tell, self.tell_here, self._news
-        )
+        self._drafters = Drafters(worker, self._events, self.tell, self.tell_here, self._news)
         self._news.leaving = self._drafters.leaving
-        made = (self.rounds, self._drafters, self._admitted)
-        self._passes = RoundPasses(self._engine, worker.metrics, *made)
+        self._passes = RoundPasses(self._engine, worker.metrics, self.rounds, self._drafters)
         self._carry: dict[type, Callable[[Any], None]] = {
             Prefill: self._prefill,
             CallBackPrefill: self._call_back,
             OpenAtDrafter: lambda asked: self._more.extend(self._drafters.open(*asked)),
             CloseAtDrafter: lambda asked: self._drafters.close(*asked),
-            SendRows: self._send_rows,
+            SendRows: self._drafters.send_rows,
             SendOrder: lambda order: self._more.extend(self._drafters.order(order)),
             RunPass: self._run_pass,
             Report: self._report,
-            Released: self._released,
+            Released: self._news.add,
             DrafterEvent: self._drafter_event,
         }
 
@@ -140,10 +135,7 @@ class RoundDriver:
         """Frees all sequences, then waits up to ENDS_S for unfinished passes."""
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            await self._worker.device.run_surely(self._finish)
-        finally:
-            self._feeds.end()
+        await self._worker.device.run_surely(self._finish)
         until = time.monotonic() + ENDS_S
         while self._under_way and time.monotonic() < until:  # noqa: ASYNC110 - nothing runs for an ended stream
             await asyncio.sleep(LOOK_S)
@@ -196,7 +188,7 @@ class RoundDriver:
         now = time.monotonic()
         if chunk_at is not None and chunk_at <= now:
             chunk_at = None if self._run_chunk() else now + IDLE_S
-        due = (self.rounds.next_at(), self._drafters.next_at(), self._feeds.overdue_at(), chunk_at)
+        due = (self.rounds.next_at(), self._drafters.next_at(), chunk_at)
         at = min((each for each in due if each is not None), default=None)
         if at is not None and at < self._timer_at:
             self._timer_at = at
@@ -278,13 +270,14 @@ class RoundDriver:
             told += self._inbox.popleft()()
         now = time.monotonic()
         told += self._told_of(self._prompts.collect()) if len(self._prompts) else ()
-        return [*told, *self._drafters.overdue(now), *self._feeds.overdue(now)]
+        return [*told, *self._drafters.overdue(now)]
 
     def _feed(self, told: Sequence[Told | Plan]) -> None:
         while True:
             for action in self.rounds.feed_all(told, time.monotonic()):
                 self._carry[type(action)](action)
             self._began.clear()
+            self._admitted.clear()
             if not self._more:
                 break
             told, self._more = self._more, []
@@ -358,11 +351,6 @@ class RoundDriver:
         if self._prompts.call_back(asked.sequence, asked.epoch):
             self._more.append(PrefillRefused(asked.sequence, asked.epoch))
 
-    def _send_rows(self, asked: SendRows) -> None:
-        sink = self._drafters.sink(asked.drafter)
-        if sink is not None:  # else the drafter is lost, and a DrafterLost follows
-            self._feeds.send(asked, sink)
-
     def _report(self, report: Report) -> None:
         if report.number:
             self._news.add(partial(self._passes.report, report, self._passes.taken(report.number)))
@@ -379,10 +367,6 @@ class RoundDriver:
             )
         )
 
-    def _released(self, gone: Released) -> None:
-        self._admitted.pop((gone.sequence, gone.epoch), None)  # it may never have been taken
-        self._news.add(gone)
-
     def _drafter_event(self, event: DrafterEvent) -> None:
         self._news.add(event)
         if event.what != "late":
@@ -390,7 +374,6 @@ class RoundDriver:
 
     def free(self, sequence: int, epoch: int) -> None:
         self._engine.release(sequence, epoch)
-        self._admitted.pop((sequence, epoch), None)
         self._worker.note_load()
 
 

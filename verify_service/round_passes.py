@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dspark.rounds.control import Admission, PassReport, Timing
+from dspark.rounds.control import PassReport, Timing
 from dspark.rounds.events import PassEnded, PassRow, Report, RoundReport, RunPass, Told
 from dspark.rounds.loop import RoundLoop
 from dspark.rounds.spans import RoundSpans
@@ -34,7 +34,6 @@ class RunningPass(NamedTuple):
     number: int
     cohort: int
     rows: Sequence[PassRow]
-    refused: dict[int, Refusal]  # rows that could not be prepared, by sequence
     step: RunningStep
 
 
@@ -42,8 +41,7 @@ class EndedPass(NamedTuple):
     """A pass that has ended."""
 
     running: RunningPass
-    judged: VerdictBatch
-    drawn: Sequence[Verdict | Refusal]  # of each row
+    judged: VerdictBatch  # outcomes of each row
     ended: float
 
 
@@ -56,35 +54,30 @@ class RoundPasses:
         metrics: Metrics,
         rounds: RoundLoop,
         drafters: Drafters,
-        admitted: dict[tuple[int, int], Admission],
     ) -> None:
         self._engine, self._metrics, self._rounds = engine, metrics, rounds
-        self._drafters, self._admitted = drafters, admitted
+        self._drafters = drafters
         self._ran: dict[int, EndedPass] = {}  # recently ended passes, by number
         self._spans = RoundSpans()
 
     def begin(self, run: RunPass) -> RunningPass:
         """Prepares a pass; a row that cannot be read is refused alone. Raises what the engine
         raises."""
-        items: list[VerifyItem] = []
-        refused: dict[int, Refusal] = {}
-        for row in run.rows:
-            try:
-                items.append(self._item(row))
-            except Exception as error:
-                refused[row.sequence] = failed(row.sequence, error)
+        step = self._engine.begin([self._item(row) for row in run.rows])
         cohort = self._rounds.plan.cohort(run.rows[0].sequence)
-        return RunningPass(run.number, cohort, run.rows, refused, self._engine.begin(items))
+        return RunningPass(run.number, cohort, run.rows, step)
 
-    def _item(self, row: PassRow) -> VerifyItem:
+    def _item(self, row: PassRow) -> VerifyItem | Refusal:
         ids: tuple[int, ...] = ()
         q, version = NO_Q, ""
-        if row.prefix:
-            answer: AnsweredOrder = row.answer
-            ids, q = answer.blocks.drafted(row.place, row.prefix)
-            if not self._admitted[row.sequence, row.epoch].repeatable:
+        try:
+            if row.prefix:
+                answer: AnsweredOrder = row.answer
+                ids, q = answer.blocks.drafted(row.place, row.prefix)
                 version = answer.version
-        return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
+            return VerifyItem(Cursor(*row[:4]), row.anchor, ids, q, version)
+        except Exception as error:
+            return failed(row.sequence, error)
 
     def ended(self, running: RunningPass) -> list[Told]:
         """Ends a pass; returns its events for the loop."""
@@ -92,17 +85,15 @@ class RoundPasses:
         if running.step.failure is not None:
             # the device failed, not a sequence
             return [PassEnded(running.number, [None] * len(running.rows))]
-        outcomes = iter(judged.outcomes)
-        drawn = [running.refused.get(row.sequence) or next(outcomes) for row in running.rows]
         spoilt: list[PassRow] = []
         sound: list[PassRow] = []
-        for row, outcome in zip(running.rows, drawn, strict=True):
+        for row, outcome in zip(running.rows, judged.outcomes, strict=True):
             if row.prefix and isinstance(outcome, Verdict):
                 (spoilt if outcome.spoilt else sound).append(row)
-        self._ran[running.number] = EndedPass(running, judged, drawn, time.monotonic())
+        self._ran[running.number] = EndedPass(running, judged, time.monotonic())
         while len(self._ran) > REMEMBERED:
             self._note(self._ran.pop(next(iter(self._ran))).judged)
-        return [PassEnded(running.number, drawn), *self._drafters.judged(spoilt, sound)]
+        return [PassEnded(running.number, judged.outcomes), *self._drafters.judged(spoilt, sound)]
 
     def _note(self, judged: VerdictBatch) -> None:
         metrics = self._metrics
@@ -151,7 +142,7 @@ class RoundPasses:
     def _logprobs(
         self, ran: EndedPass, rounds: Sequence[RoundReport]
     ) -> Sequence[Sequence[ScoredToken]]:
-        rows = zip(ran.running.rows, ran.drawn, strict=True)
+        rows = zip(ran.running.rows, ran.judged.outcomes, strict=True)
         drawn = {row.sequence: one for row, one in rows if isinstance(one, Verdict)}
         told = [drawn[each.sequence].logprobs[: len(each.tokens)] for each in rounds]
         return told if any(told) else ()

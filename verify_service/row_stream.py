@@ -8,13 +8,12 @@ rows that were not acknowledged.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import grpc
 import structlog
 
+from dspark.rounds.control import DrafterAt
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import WORKER_WATCH_MS, auth_metadata, open_channel
 from dspark.runtime.worker import Worker
@@ -25,24 +24,6 @@ from verify_service.engine_core import EngineCore
 
 log = structlog.get_logger("dspark.rounds")
 
-MAX_ENDPOINT = 256
-# Host name or address and port: nothing that gRPC resolves as a file or by another scheme.
-_ENDPOINT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterAddress:
-    """Address and incarnation of a drafter process that receives feature rows."""
-
-    endpoint: str
-    incarnation: int
-
-    @property
-    def sound(self) -> bool:
-        """Whether the endpoint is a valid host and port."""
-        fits = len(self.endpoint) <= MAX_ENDPOINT and _ENDPOINT.fullmatch(self.endpoint)
-        return bool(fits) and int(self.endpoint.rpartition(":")[2]) <= 65535
-
 
 class RowStream:
     """A stream of rows. came: called with the stream and every acknowledgement; lost: called with
@@ -51,7 +32,7 @@ class RowStream:
     def __init__(
         self,
         worker: Worker[EngineCore],
-        sink: DrafterAddress,
+        sink: DrafterAt,
         loop: asyncio.AbstractEventLoop,
         came: Callable[[RowStream, features_pb2.FeatureAck], None],
         lost: Callable[[RowStream, str], None],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -24,13 +24,6 @@ log = structlog.get_logger("dspark.verify")
 FAILED = Refusal(RefusalReason.INTERNAL, "its pass failed; see the verifier's log")
 
 
-class Batch(NamedTuple):
-    """One pass of a step."""
-
-    indices: Sequence[int]  # of its items in the step
-    prepared: PreparedBatch[Any]
-
-
 class RunningStep:
     """An unfinished step. outcomes: of each item; those of items in a batch come with its end."""
 
@@ -38,15 +31,15 @@ class RunningStep:
         self,
         step: BatchRunner,
         outcomes: list[Verdict | Refusal],
-        batches: Sequence[Batch],
+        batches: Sequence[PreparedBatch[Any]],
         began_ns: int,
     ) -> None:
-        self.states: list[CachedSequence] = [
-            state for batch in batches for state in batch.prepared.states
-        ]
+        self.states: list[CachedSequence] = [state for batch in batches for state in batch.states]
+        for state in self.states:
+            state.in_pass = True
         self.failure: Exception | None = None  # set if no batch ran
         self._step, self._outcomes, self._batches = step, outcomes, batches
-        self._ran: list[tuple[Sequence[int], ExecutedBatch]] = []
+        self._ran: list[ExecutedBatch] = []
         self._spoilt: list[PreparedBatch[Any]] = []
         self._error: Exception | None = None  # of the last failed pass
         self._spent_ns = time.perf_counter_ns() - began_ns
@@ -59,46 +52,47 @@ class RunningStep:
         self.failure = None if self._ran else self._error
         self._spent_ns += time.perf_counter_ns() - began
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: PreparedBatch[Any]) -> None:
         """Runs a batch. If it fails, runs it again without prompts, then in halves, until a faulty
         item is alone. One item, or their number, may have exceeded the device's memory."""
-        indices, prepared = batch
+        rows, chunks = batch.rows, batch.chunks
         try:
-            self._ran.append((indices, self._step.execute(prepared)))
+            self._ran.append(self._step.execute(batch))
             return
         # from the target, or from the rule: nothing of it is committed
         except Exception as error:
-            log.error(
-                "pass.failed", sequences=len(indices), prompts=len(prepared.chunks), exc_info=error
-            )
+            log.error("pass.failed", sequences=len(rows), prompts=len(chunks), exc_info=error)
             # Its frames hold the tensors of the pass, and what follows needs the memory.
             self._error = error.with_traceback(None)
             error.__context__ = error.__cause__ = None
-        self._spoilt.append(prepared)
-        places = range(len(indices))
-        for part in ([places] if indices else []) if prepared.chunks else halves(places):
-            # its prompts do not run again
-            self._run(Batch([indices[place] for place in part], prepared.part(part)))
+        self._spoilt.append(batch)
+        middle = len(rows) // 2
+        halves = (rows[:middle], rows[middle:]) if middle else ()
+        for part in (rows,) if rows and chunks else halves:
+            self._run(batch._replace(rows=part, chunks=()))  # its prompts do not run again
 
     def end(self) -> VerdictBatch:
         """Commits the step; returns its outcomes. Prompts of a batch that failed are broken."""
         began = time.perf_counter_ns()
+        for state in self.states:
+            state.in_pass = False
         tokens = prefill_tokens = 0
         for prepared in self._spoilt:
             _spoil(prepared)
-        for indices, executed in self._ran:
+        for executed in self._ran:
+            prepared = executed.prepared
             try:
                 committed = self._step.commit(executed)
             # a bug: some may be committed but unreported, so all fail
             except Exception as error:
-                log.error("step.failed", sequences=len(indices), exc_info=error)
-                _spoil(executed.prepared)
+                log.error("step.failed", sequences=len(prepared.rows), exc_info=error)
+                _spoil(prepared)
                 continue
-            tokens += sum([row.tokens for row in executed.prepared.rows])
-            for index, outcome in zip(indices, committed, strict=True):
-                self._outcomes[index] = outcome
-            prefill_tokens += sum(len(chunk.token_ids) for chunk in executed.prepared.chunks)
-        saw = [executed.saw for _, executed in self._ran]
+            tokens += prepared.tokens
+            for row, outcome in zip(prepared.rows, committed, strict=True):
+                self._outcomes[row.place] = outcome
+            prefill_tokens += sum(len(chunk.token_ids) for chunk in prepared.chunks)
+        saw = [executed.saw for executed in self._ran]
         judged = VerdictBatch(
             outcomes=self._outcomes,
             tokens=tokens,
@@ -119,9 +113,3 @@ def _spoil(prepared: PreparedBatch[Any]) -> None:
         state.salt = None
     for chunk in prepared.chunks:
         chunk.state.broken = FAILED
-
-
-def halves(batch: Sequence[int]) -> list[Sequence[int]]:
-    """Two halves of a batch; empty for a batch of one."""
-    middle = len(batch) // 2
-    return [batch[:middle], batch[middle:]] if middle else []

@@ -44,17 +44,6 @@ def matcher_of(state: CachedSequence, grammar: Grammar | None) -> Matcher | Refu
     return _SLOW if matcher.too_slow else matcher
 
 
-def unready(state: CachedSequence) -> Refusal | None:
-    """Why a sequence cannot be judged, or None; called before it shares a pass."""
-    if state.matcher is not None and state.matcher.too_slow:
-        return _SLOW
-    try:
-        shaper_of(state)
-    except Exception as error:
-        return failed(state.sequence, error)
-    return None
-
-
 def told(
     params: SamplingParams, logits: Tensor, token_ids: Sequence[int]
 ) -> tuple[ScoredToken, ...]:
@@ -72,11 +61,9 @@ def masks_of(state: CachedSequence, item: VerifyItem) -> Masks | Refusal | None:
     if state.matcher is None:
         return None
     try:
-        return state.matcher.masks(item.draft_ids)
+        return _SLOW if state.matcher.too_slow else state.matcher.masks(item.draft_ids)
     except TooSlow:
         return _SLOW
-    except Exception as error:
-        return failed(state.sequence, error)
 
 
 Decided = tuple[int, int] | Refusal  # number of accepted drafted tokens, the next token

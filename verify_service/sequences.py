@@ -47,15 +47,9 @@ class VerifyItem(NamedTuple):
     drafter: str = ""  # version of the drafter that drew the tokens; empty: unknown
     spoilt: bool = False  # an unsound draft was removed
 
-    def prefix(self, slots: int) -> VerifyItem:
-        """The same item with the first `slots` drafted tokens only."""
-        return self._replace(
-            draft_ids=self.draft_ids[:slots], q=self.q.prefix(slots) if slots else NO_Q
-        )
-
     def without_draft(self) -> VerifyItem:
         """The same item without its draft, marked as spoilt."""
-        return self.prefix(0)._replace(spoilt=True)
+        return self._replace(draft_ids=(), q=NO_Q, spoilt=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +66,9 @@ class CachedSequence:
     prompt_len: int  # tokens the prefill has to run
     keep_features: bool
     prompt: Sequence[int] = ()  # those tokens
+    longest: int = 0  # tokens it will reach at most
     salt: str | None = None  # of the prefix cache; None: its pages are not cached
+    repeatable: bool = False  # its client can repeat its draws, so no statistics hold them
     spared: int = 0  # prompt tokens found in the prefix cache
     # prompt tokens shared with an earlier prompt, if states are kept
     alike: int = 0

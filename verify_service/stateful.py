@@ -94,12 +94,24 @@ class StatefulRunner:
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
-        logits, taps = [], []
-        for keep, (made, tapped) in self._ran(segments, None if rows is None else set(rows)):
-            if keep:
-                logits.append(made)
-            if tapped is not None:
-                taps.append(tapped)
+        first, wanted = 0, None if rows is None else set(rows)
+        ready: list[_Ready] = []
+        made: dict[int, tuple[Tensor, Tensor | None]] = {}
+        for call in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
+            first += call.own
+            ready.append(self._ready(call, keep))
+            if not self._together:  # the next call may use the same sequence
+                made[len(made)] = self._run(ready[-1:])[0]
+        groups: dict[Any, list[int]] = {}
+        for place, each in enumerate(ready if self._together else ()):
+            kind = form(each.state.cache)
+            alone = kind is None and each.state.length
+            groups.setdefault((len(each.ids), kind, place if alone else -1), []).append(place)
+        for places in groups.values():
+            made |= zip(places, self._run([ready[place] for place in places]), strict=True)
+        logits = [made[place][0] for place, each in enumerate(ready) if each.keep]
+        taps = [part for at in range(len(ready)) if (part := made[at][1]) is not None]
         vocab = self._model.config.get_text_config().vocab_size
         none = torch.empty(0, vocab, device=self.device)
         return Pass(torch.cat(logits) if logits else none, torch.cat(taps) if taps else None)
@@ -126,94 +138,43 @@ class StatefulRunner:
         self._states.clear()
         self._token_ids.clear()
 
-    def _ran(
-        self, segments: Sequence[Segment], wanted: set[int] | None
-    ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None]]]:
-        """Runs every call; yields (indices of wanted new tokens, (their logits, taps)) in order."""
-        first, ready = 0, list[_Ready]()
-        for call in (call for segment in segments for call in self._calls(segment)):
-            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
-            first += call.own
-            ready.append(self._ready(call, keep))
-            if not self._together:  # the next call may use the same sequence
-                yield keep, self._alone(ready.pop())
-        groups: dict[Any, list[int]] = {}
-        for place, each in enumerate(ready):
-            kind = form(each.state.cache)
-            groups.setdefault(
-                (len(each.ids), kind, place if kind is None and each.state.length else -1), []
-            ).append(place)
-        made: dict[int, tuple[Tensor, Tensor | None]] = {}
-        for places in groups.values():
-            group = [ready[place] for place in places]
-            results = self._run_together(group) if len(group) > 1 else [self._alone(group[0])]
-            made |= dict(zip(places, results, strict=True))
-        yield from ((each.keep, made[place]) for place, each in enumerate(ready))
-
     def _ready(self, call: _Call, keep: list[int]) -> _Ready:
         segment = call.segment
         state = self._state(segment.key, call.cache, segment.start)
         again = state.reach(segment.start)
         if len(again) > REPLAYED_AT_MOST:
-            self._forward(state, segment, again, [])
+            self._called(segment, [state], [again], [len(again) - 1])
             again = []
         if not again:
             state.hold()
         return _Ready(call, state, [*again, *segment.token_ids], keep)
 
-    def _alone(self, ready: _Ready) -> tuple[Tensor, Tensor | None]:
-        """Runs one call; returns logits of the tokens in `keep`, or of one if there are none, and
-        taps of all new tokens."""
-        before = ready.before
-        logits, taps = self._forward(
-            ready.state, ready.call.segment, ready.ids, [before + j for j in ready.keep]
-        )
-        return logits, None if taps is None else taps[before:]
-
-    def _run_together(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
-        """Runs calls with states of one form in one call of the model; results as `_alone`."""
+    def _run(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
+        """Runs calls with states of one form in one call of the model: for each the logits of the
+        tokens in `keep`, and taps of all its new tokens."""
         kept = sorted({each.before + j for each in group for j in each.keep})
-        kept = kept or [len(group[0].ids) - 1]
-        logits, taps, cache = self._called(
-            [each.state for each in group], [each.ids for each in group], kept
-        )
+        kept = kept or [len(group[0].ids) - 1]  # the model needs at least one row
+        states, ids = [each.state for each in group], [each.ids for each in group]
+        logits, taps = self._called(group[0].call.segment, states, ids, kept)
         made = []
-        for row, (each, own) in enumerate(zip(group, parted(cache, len(group)), strict=True)):
-            each.state.ran(each.ids, own)
+        for row, each in enumerate(group):
             mine = [kept.index(each.before + j) for j in each.keep]
             made.append((logits[row][mine], None if taps is None else taps[row, each.before :]))
         return made
 
-    def _forward(
-        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits of the tokens in `keep`, or of one if there are none, and taps of all tokens."""
-        if not self._single or not state.length or len(ids) == 1:
-            return self._step(state, segment, ids, keep)
-        made = [
-            self._step(state, segment, [token], [0] if at in keep else [])
-            for at, token in enumerate(ids)
-        ]
-        logits = torch.cat([made[at][0] for at in keep or [-1]])
-        return logits, None if self._taps is None else torch.cat(
-            [taps for _, taps in made if taps is not None]
-        )
-
-    def _step(
-        self, state: KeptState, segment: Segment, ids: Sequence[int], keep: list[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """One pass of the model over one sequence; results as `_forward`."""
-        kept = keep or [len(ids) - 1]  # the model needs at least one row
-        with self._turned(segment, state.length, ids):
-            logits, taps, cache = self._called([state], [ids], kept)
-        state.ran(ids, cache)
-        return logits[0], None if taps is None else taps[0]
-
     def _called(
-        self, states: Sequence[KeptState], ids: Sequence[Sequence[int]], kept: list[int]
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """Calls the model for n states of one form and as many tokens each: logits [n, kept, V],
-        taps [n, T, m*H] and the cache of all."""
+        self,
+        segment: Segment,
+        states: Sequence[KeptState],
+        ids: Sequence[Sequence[int]],
+        kept: list[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Calls the model for n states of one form and as many tokens each: logits [n, kept, V] and
+        taps [n, T, m*H]. segment: of the first state."""
+        if self._single and states[0].length and len(ids[0]) > 1:
+            made = [self._called(segment, states, [[token]], [0]) for token in ids[0]]
+            taps = [tapped for _, tapped in made if tapped is not None]
+            return torch.cat([made[at][0] for at in kept], 1), torch.cat(taps, 1) if taps else None
         told: dict[str, Any] = {}
         if states[0].cache is not None:
             caches = [state.cache for state in states]
@@ -223,19 +184,23 @@ class StatefulRunner:
             told["position_ids"] = starts[:, None] + torch.arange(len(ids[0]), device=self.device)
         for state in states:
             state.running()
-        output = self._model(
-            input_ids=torch.tensor([list(each) for each in ids], device=self.device),
-            use_cache=True,
-            logits_to_keep=torch.tensor(kept, device=self.device),
-            **told,
-        )
-        taps = self._taps.collect() if self._taps is not None else None
+        with self._turned(segment, states[0].length, ids[0]):
+            output = self._model(
+                input_ids=torch.tensor([list(each) for each in ids], device=self.device),
+                use_cache=True,
+                logits_to_keep=torch.tensor(kept, device=self.device),
+                **told,
+            )
+        tapped = self._taps.collect() if self._taps is not None else None
         cache = returned_cache(output)
         if cache is None:
             raise CheckpointError(
                 f"{type(self._model).__name__} keeps its state where nothing can take tokens back"
             )
-        return _of(output.logits, kept), taps, cache
+        parts = [cache] if len(states) == 1 else parted(cache, len(states))
+        for state, own, part in zip(states, ids, parts, strict=True):
+            state.ran(own, part)
+        return _of(output.logits, kept), tapped
 
     def _turned(
         self, segment: Segment, start: int, ids: Sequence[int]

@@ -22,7 +22,7 @@ from dspark.synthetic.rows import DTYPE, row_values
 from dspark.synthetic.spec import SyntheticSpec
 from dspark.types import Constraint, Refusal, SamplingParams, Verdict
 from dspark.wire.orders import PackedRows
-from verify_service.batch_runner import BatchRow, ExecutedBatch, Grammar, PreparedBatch, PromptChunk
+from verify_service.batch_runner import ExecutedBatch, Grammar, PreparedBatch
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.drafts import sound
 from verify_service.engine_core import EngineCore
@@ -112,32 +112,26 @@ class SyntheticVerifyEngine(EngineCore):
 
     # Its batches.
 
-    def prepare(
-        self, items: Sequence[VerifyItem], chunks: Sequence[PromptChunk]
-    ) -> PreparedBatch[Said]:
-        began = time.perf_counter_ns()
-        states = [self._kv_cache.states[item.cursor.sequence] for item in items]
-        said: Sequence[Said] = []
-        if items:
-            keys = np.array([self._key(state) for state in states], np.uint64)
-            lengths = np.array([item.cursor.committed_len for item in items])
-            said = self._oracle.judge(keys, lengths, [item.draft_ids for item in items])
-        each = zip(items, states, said, strict=True)
-        rows = [BatchRow(item, state, 1 + len(item.draft_ids), own) for item, state, own in each]
-        return PreparedBatch(rows, chunks, began)
+    def inputs(self, item: VerifyItem, state: CachedSequence) -> int:
+        return self._key(state)
 
-    def execute(self, prepared: PreparedBatch[Said]) -> ExecutedBatch:
+    def execute(self, prepared: PreparedBatch[int]) -> ExecutedBatch:
         """Sleeps for the batch's time, from its preparation or the end of the last batch, whichever
         is later."""
         ends_ns = max(prepared.began_ns, self._free_ns) + int(
             self._pace.take(self._seconds(prepared)) * 1e9
         )
         prepared = sound(prepared, self.spec.vocabulary)
+        said: Sequence[Said] = ()
+        if rows := prepared.rows:
+            keys = np.array([row.inputs for row in rows], np.uint64)
+            lengths = np.array([row.item.cursor.committed_len for row in rows])
+            said = self._oracle.judge(keys, lengths, [row.item.draft_ids for row in rows])
         self._pace.sleep_until(ends_ns)
         self._free_ns = time.perf_counter_ns()
-        return ExecutedBatch(prepared)
+        return ExecutedBatch(prepared, made=said)
 
-    def _seconds(self, batch: PreparedBatch[Said]) -> float:
+    def _seconds(self, batch: PreparedBatch[int]) -> float:
         seconds = 0.0
         if rows := batch.rows:
             context = sum(row.item.cursor.committed_len for row in rows) / len(rows)
@@ -148,11 +142,10 @@ class SyntheticVerifyEngine(EngineCore):
         return seconds
 
     def commit(self, executed: ExecutedBatch) -> list[Verdict | Refusal]:
-        batch: PreparedBatch[Said] = executed.prepared
+        batch: PreparedBatch[int] = executed.prepared
         outcomes: list[Verdict | Refusal] = []
         grown: list[tuple[CachedSequence, Sequence[int]]] = []
-        for item, state, _, said in batch.rows:
-            drawn = said[:1] if item.spoilt else said
+        for (_, item, state, *_), drawn in zip(batch.rows, executed.made, strict=True):
             grown.append((state, drawn))
             state.round = item.cursor.round
             outcomes.append(Verdict(drawn, len(item.draft_ids), item.spoilt))

@@ -93,9 +93,9 @@ def verified(answer: Answer) -> bool:
     return any(each.verified for each in answer.rounds)
 
 
-def drafters_of(process: Any) -> list[drafters.Drafters]:
-    """What its streams know of drafters."""
-    every = (each for each in gc.get_objects() if type(each) is drafters.Drafters)
+def drivers_of(process: Any) -> list[RoundDriver]:
+    """Those of its streams."""
+    every = (each for each in gc.get_objects() if type(each) is RoundDriver)
     return [each for each in every if each._engine is process.engine]
 
 
@@ -242,7 +242,7 @@ async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(
     conductor.holds_back = False
     await answered(conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
     assert conductor.why_lost is None
-    assert [each._admitted for each in drafters_of(v)] == [{}], "no prompt is kept"
+    assert [each._admitted for each in drivers_of(v)] == [{}], "no prompt is kept"
 
 
 # The verifier.
@@ -253,15 +253,13 @@ async def test_a_pass_that_fails_takes_only_those_with_it_that_fail_alone(
     cell: Cell, v: Any, conductor: Conductor, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is computed, too: see `test_scarce_memory`."""
-    where, name = (
-        (v.engine._step, "prepare") if when == "prepared" else (round_passes, "VerifyItem")
-    )
+    where, name = (v.engine._step, "inputs") if when == "prepared" else (round_passes, "VerifyItem")
     inner = getattr(where, name)
 
     def planted(first: Any, *more: Any) -> Any:
-        """first: the cursor of a row, or the items of a pass."""
-        cursors = [first] if isinstance(first, Cursor) else [each.cursor for each in first]
-        if any(cursor.sequence == 2 and cursor.round > 4 for cursor in cursors):
+        """first: the cursor of a row, or its item."""
+        cursor = first if isinstance(first, Cursor) else first.cursor
+        if cursor.sequence == 2 and cursor.round > 4:
             raise RuntimeError("planted")
         return inner(first, *more)
 

@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
+from dspark.rounds.control import DrafterAt
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.orders import PackedRows
 from dspark.wire.v1 import features_pb2, features_pb2_grpc
 from tests.services.cell import standing_in
 from verify_service.batch_runner import FeatureRun
-from verify_service.row_stream import DrafterAddress, RowStream
+from verify_service.row_stream import RowStream
 
 ROWS = FeatureRun(1, 1, 0, list(range(8)), PackedRows("bfloat16", 8, 64, bytes(128 * 8)))
 
@@ -49,7 +50,7 @@ async def test_a_stream_is_lost_once_when_its_drafter_or_a_bug_ends_it(bug: bool
     add: Any = features_pb2_grpc.add_FeaturesServicer_to_server
     async with standing_in(add, Acknowledging()) as place:
         stream = RowStream(
-            worker, DrafterAddress(place, 5), loop, came, lambda _, why: heard.append(why)
+            worker, DrafterAt(1, place, 5), loop, came, lambda _, why: heard.append(why)
         )
         for _ in range(3):
             stream.push(ROWS)

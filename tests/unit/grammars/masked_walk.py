@@ -37,6 +37,7 @@ from dspark.types import (
 )
 from tests.unit.decoding.enumeration import Tokens, by_block, by_token, judged, spread
 from tests.unit.grammars.fitting import compiler
+from verify_service.batch_runner import BatchRow, PreparedBatch
 from verify_service.grammars.matcher import GrammarMatcher
 from verify_service.kv_cache_manager import KVCacheManager
 from verify_service.model_runner import Pass
@@ -147,8 +148,11 @@ class Round:
         self._kv_cache.pool.open(state, 1, 64, ())
         assert self._kv_cache.grow_within(state, len(tokens), len(block)) == len(block)
         self._sampler = sampler
-        prepared = self._step.prepare([VerifyItem(cursor, tokens[-1], block, q)], ())
-        (outcome,) = self._step.commit(self._step.execute(prepared))
+        item = VerifyItem(cursor, tokens[-1], block, q)
+        inputs: Any = self._step.inputs(item, state)
+        row = BatchRow(0, item, state, 1 + len(block), inputs)
+        batch = PreparedBatch([row], (), 0)
+        (outcome,) = self._step.commit(self._step.execute(batch))
         self._kv_cache.pool.release(state)
         assert isinstance(outcome, Verdict), outcome
         return tuple(state.token_ids[len(tokens) :]), state.matcher

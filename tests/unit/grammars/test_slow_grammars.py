@@ -13,7 +13,7 @@ from tests.unit.grammars.fitting import compiler
 from verify_service.batch_runner import Grammar, TooSlow
 from verify_service.grammars.compiling import compiled
 from verify_service.grammars.matcher import GrammarMatcher
-from verify_service.sampler import masks_of, matcher_of, unready
+from verify_service.sampler import masks_of, matcher_of
 from verify_service.sequences import CachedSequence, VerifyItem
 
 WORDS = [b"a", b"aaaa", b""]  # the last one ends an answer
@@ -37,8 +37,6 @@ def rounds(constraint: Constraint, most: int) -> int:
     one = state(constraint, [])
     one.matcher = grammar(constraint)()
     for count in range(most):
-        if isinstance(unready(one), Refusal):
-            return count
         item: Any = VerifyItem(None, 0, (1,) * BLOCK, None)  # type: ignore[arg-type]
         if isinstance(masks_of(one, item), Refusal):
             return count

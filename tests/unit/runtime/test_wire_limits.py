@@ -20,7 +20,7 @@ from dspark.runtime.wire_limits import (
     trimmed,
 )
 from dspark.wire.v1 import draft_pb2, features_pb2, generate_pb2, verify_pb2
-from verify_service.control_stream import control_bounds
+from verify_service.service import control_bounds
 
 GENERATE, ABORT = "/dspark.wire.v1.Generation/Generate", "/dspark.wire.v1.Generation/Abort"
 

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 
-from dspark.rounds.control import DrafterAt
 from dspark.runtime.security import Security
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import draft_pb2
@@ -131,8 +130,8 @@ def test_a_message_is_leaving_until_grpc_comes_for_the_next_one() -> None:
 def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
     engine: Any = SimpleNamespace(projection="p")
     worker: Any = SimpleNamespace(engine=engine, security=None, incarnation=1, metrics=Metrics())
-    nothing: Any = SimpleNamespace()
-    of_all: Any = Drafters(worker, nothing, {}, lambda _: None, lambda _: None, nothing)
+    nothing: Any = SimpleNamespace(end=lambda: None)
+    of_all: Any = Drafters(worker, nothing, lambda _: None, lambda _: None, nothing)
     closed = []
 
     class Stream:
@@ -145,7 +144,6 @@ def test_one_stream_that_cannot_be_closed_keeps_no_other_one_open() -> None:
                 raise RuntimeError("broken")
 
     for number in (1, 2):
-        of_all.told_of(DrafterAt(number, "127.0.0.1:1", number))
-        of_all._known[number].stream = Stream(number)
+        of_all._links[number] = SimpleNamespace(stream=Stream(number), rows=nothing)
     of_all.end()
     assert closed == [1, 2]

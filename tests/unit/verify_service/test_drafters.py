@@ -2,19 +2,20 @@
 once."""
 
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dspark.rounds.control import Admission, DrafterAt
-from dspark.rounds.events import Admit, BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
+from dspark.rounds.control import DrafterAt
+from dspark.rounds.events import BlocksCame, DrafterLost, OrderRow, PassRow, SendOrder, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.types import Rule, SamplingParams
 from dspark.wire.v1 import draft_pb2
-from tests.engine_steps import take_in
+from tests.engine_steps import line_up, take_in
 from tests.services.fake_drafter import INCARNATION, ThreadedDrafter, sound
 from tests.synthetic_file import synthetic_document
 from verify_service.config import VerifyConfig
@@ -33,26 +34,27 @@ class Verifier:
     """One sequence, decoded by the drafters 1 and 2."""
 
     def __init__(self, *drafters: ThreadedDrafter) -> None:
-        engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
+        self.engine = engine = SyntheticVerifyEngine(read_spec(SPEC), VerifyConfig())
         self.anchor = take_in(engine, 1, PROMPT, params=LAW, epoch=0, longest=100)
         self.came: queue.SimpleQueue[Callable[[], Iterable[Told]]] = queue.SimpleQueue()
-        self.admitted = {(1, 0): Admission(Admit(1, 0, len(PROMPT), 50), PROMPT, LAW, 100, True)}
-        self.opened: list[tuple[int, tuple[int, int]]] = []  # drafter, and sequence and epoch
-        feeds: Any = SimpleNamespace(  # no rows move here
-            opened=lambda *at: self.opened.append(at),
-            close=lambda *at: at in self.opened and self.opened.remove(at),
-            forget=lambda _: None,
-        )
         self.metrics = Metrics()
         security = SimpleNamespace(token=None, tls=None)
         worker: Any = SimpleNamespace(
             engine=engine, security=security, incarnation=1, metrics=self.metrics
         )
-        news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)  # likewise
-        self.drafters = Drafters(worker, feeds, self.admitted, self.came.put, self.came.put, news)
+        # no rows move here, and no news
+        loop: Any = None
+        news: Any = SimpleNamespace(add=lambda *_: None, orders_left=lambda: None)
+        self.drafters = Drafters(worker, loop, self.came.put, self.came.put, news)
         for number, drafter in enumerate(drafters, 1):
             self.drafters.told_of(DrafterAt(number, drafter.endpoint, INCARNATION))
             assert self.drafters.open(number, 1, 0) == []
+
+    @property
+    def opened(self) -> list[tuple[int, int]]:
+        """Contexts that drafter 1 has opened, by sequence and epoch."""
+        contexts = self.drafters._links[1].rows.contexts
+        return [key for key, opened in contexts.items() if opened]
 
     def order(self, number: int, drafter: int) -> None:
         asked = SendOrder(
@@ -164,15 +166,27 @@ def test_rows_wait_for_the_answer_of_an_opening_again_too(pair: Pair) -> None:
         verifier.order(order, 1)
         pair[0].said.put(blocks(order))
         assert isinstance(verifier.next(), BlocksCame)
-        assert verifier.opened == [(1, (1, 0))]
+        assert verifier.opened == [(1, 0)]
         assert verifier.drafters.open(1, 1, 0) == []  # it has forgotten it
         assert verifier.opened == []
+
+
+def test_a_drafter_that_takes_no_rows_for_too_long_is_lost(pair: Pair) -> None:
+    drafters, now = Verifier(*pair).drafters, time.monotonic()
+    rows: Any = drafters._links[1].rows
+    rows._away.append(8)
+    rows._since = now - 4.0
+    assert drafters.overdue(now) == []
+    assert now < (drafters.next_at() or 0.0) <= now + 1.0
+    rows._since = now - 5.0
+    assert drafters.overdue(now) == [DrafterLost(1, "lost: it takes no rows")]
+    assert list(drafters._links) == [2]
 
 
 def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
     """Else those of a drafter that goes on telling of them would pile up."""
     verifier = Verifier(*pair)
-    verifier.admitted[2, 5] = verifier.admitted[1, 0]
+    line_up(verifier.engine, 2, PROMPT, epoch=5)
     assert verifier.drafters.open(1, 2, 5) == []
     verifier.drafters.close(1, 2, 5)
     for sequence, epoch in ((1, 0), (2, 5), (1, 1), (9, 0)):
@@ -180,5 +194,5 @@ def test_only_contexts_that_are_wanted_are_taken_for_open(pair: Pair) -> None:
     verifier.order(3, 1)
     pair[0].said.put(blocks(3))
     assert isinstance(verifier.next(), BlocksCame)
-    assert verifier.opened == [(1, (1, 0))]
+    assert verifier.opened == [(1, 0)]
     assert verifier.metrics.value("dropped_total", kind="context", reason="stale") == 3

@@ -29,7 +29,7 @@ def bad(items: list[VerifyItem], kinds: list[int]) -> list[int]:
     params = [SamplingParams(rule=Rule.BLOCK if entries else Rule.COUPLED) for entries in kinds]
     states = [CachedSequence(1, 1, 0, own, 9, False) for own in params]
     each = zip(items, states, strict=True)
-    return unsound([BatchRow(item, state, 1, None) for item, state in each], VOCAB)
+    return unsound([BatchRow(0, item, state, 1, None) for item, state in each], VOCAB)
 
 
 SPOILS: dict[str, Spoil] = {

@@ -17,11 +17,15 @@ from verify_service import graphs, kernels, self_test
 from verify_service.config import VerifyConfig
 from verify_service.loading import choose_runner
 from verify_service.model_runner import ModelRunner
-from verify_service.paged_plan import PlanShape, arrays_of, exact_shape, paged_plan
+from verify_service.paged_plan import PlanShape, arrays_of, exact_shape
 from verify_service.plan import Segment
 
 PAGE = 4
 CPU = torch.device("cpu")
+
+
+def shape_of(segments: list[Segment], page_size: int) -> PlanShape | None:
+    return graphs.padded(exact_shape(segments, page_size))
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -76,9 +80,9 @@ def test_what_is_left_over_in_a_recorded_pass_changes_nothing(target: LoadedTarg
     runner.run([Segment(s, 0, ids[s][:-3], slots[s][: len(ids[s]) - 3]) for s in (0, 1)], [])
     tail = [Segment(s, len(ids[s]) - 3, ids[s][-3:], slots[s]) for s in (0, 1)]
     exact = runner.run(tail, None).logits
-    shape = graphs.shape_of(tail, PAGE)
+    shape = shape_of(tail, PAGE)
     assert shape == PlanShape(8, 4, 4, 8)
-    plan = paged_plan(arrays_of(tail, shape, PAGE, 16), shape, kernels.reference, PAGE, CPU)
+    plan = arrays_of(tail, shape, PAGE, 16).on(CPU).plan(shape, kernels.reference, PAGE)
     with torch.inference_mode():
         padded, _ = runner._forward(plan)
     assert padded.shape[0] == 8
@@ -92,16 +96,16 @@ def test_tiers_hold_what_they_are_asked_to_or_say_no() -> None:
         64,
         96,
         512,
-        None,
+        0,
     ]
     one = [Segment(0, 100, [5], range(101))]
-    assert graphs.shape_of(one, 16) == PlanShape(1, 1, 8, 1)
+    assert shape_of(one, 16) == PlanShape(1, 1, 8, 1)
     assert exact_shape(one, 16) == PlanShape(1, 1, 7, 1)
-    assert graphs.shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
-    assert graphs.shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
+    assert shape_of([Segment(0, 0, [5] * 600, range(600))], 16) is None
+    assert shape_of([Segment(0, 16 * 600, [5], range(16 * 600 + 1))], 16) is None
     cohort = [Segment(n, 40, [1, 2, 3], range(64 * n, 64 * n + 43)) for n in range(16)]
-    assert graphs.shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over for one"
-    assert graphs.shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
+    assert shape_of(cohort, 16) == PlanShape(48, 16, 4, 8), "nothing is left over for one"
+    assert shape_of(cohort[:15], 16) == PlanShape(48, 16, 4, 8)
 
 
 def test_tables_name_pages_and_boundaries() -> None:
@@ -112,8 +116,7 @@ def test_tables_name_pages_and_boundaries() -> None:
         9,
     )
     assert made.rows.tolist() == [[7, 8, 9, 0], [5, 6, 0, 0], [1, 2, 4, 36]]
-    assert made.cu_q.tolist() == [0, 2, 3, 4, 4]
-    assert made.used_k.tolist() == [7, 1, 1, 0]
+    assert made.sizes.tolist() == [0, 2, 3, 4, 4, 7, 1, 1, 0]
     assert made.blocks.tolist() == [[2, 0, 9], [1, 9, 9], [9, 9, 9], [9, 9, 9]]
 
 
@@ -158,6 +161,6 @@ def test_passes_that_rounds_will_have_are_recorded_at_the_start() -> None:
     for sequences in (1, 8, 64):
         for count in (1, graphs.BLOCK):
             cohort = [Segment(n, 900, [5] * count, range(900 + count)) for n in range(sequences)]
-            assert graphs.shape_of(cohort, 256) in shapes
+            assert shape_of(cohort, 256) in shapes
     assert not any(shape.tokens > 16 for shape in graphs.shapes_at_start(64, 16, 256))
     assert max(shape.sequences for shape in graphs.shapes_at_start(4, 512, 16)) <= 8

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dspark.rounds.events import DrafterLost, DrafterReady, SendRows, Told
+from dspark.rounds.control import DrafterAt
+from dspark.rounds.events import DrafterLost, DrafterReady, Told
 from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import read_spec
 from dspark.wire.v1 import features_pb2, types_pb2
@@ -14,12 +15,12 @@ from tests.synthetic_file import synthetic_document
 from verify_service import row_feeds
 from verify_service.batch_runner import FeatureRun
 from verify_service.config import VerifyConfig
-from verify_service.row_feeds import BULK_ROWS, PATIENCE_S, RowFeeds
-from verify_service.row_stream import DrafterAddress
+from verify_service.row_feeds import BULK_ROWS, PATIENCE_S, RowFeed
 from verify_service.synthetic import SyntheticVerifyEngine
 
 SPEC = synthetic_document([0.9], feature_width=1024, vocabulary=500, context_length=1 << 14)
-SINK, DRAFTER, ROWS = DrafterAddress("127.0.0.1:1", 7), 1, 16 * BULK_ROWS
+DRAFTER, ROWS = 1, 16 * BULK_ROWS
+SINK = DrafterAt(DRAFTER, "127.0.0.1:1", 7)
 
 
 class Stream:
@@ -57,13 +58,13 @@ class Feeds:
         )
         worker: Any = SimpleNamespace(engine=engine, metrics=self.metrics)
         loop: Any = None
-        self.feeds = RowFeeds(worker, loop, lambda came: self.told.extend(came()))
+        self.feed = RowFeed(worker, loop, SINK, lambda came: self.told.extend(came()))
         for sequence in (1, 2):
             take_in(engine, sequence, [5] * ROWS, epoch=0, longest=ROWS + 1)
-            self.feeds.opened(DRAFTER, (sequence, 0))
+            self.feed.opened((sequence, 0))
 
     def send(self, sequence: int) -> None:
-        self.feeds.send(SendRows(DRAFTER, sequence, 0, 0, ROWS - 1), SINK)
+        self.feed.send((sequence, 0), 0, ROWS - 1)
 
     def came(self, sequence: int, rows: int) -> None:
         """The drafter took one message more."""
@@ -71,6 +72,11 @@ class Feeds:
         stream.taken += 1
         mark = features_pb2.Watermark(sequence=sequence, epoch=0, rows=rows)
         stream.came(stream, features_pb2.FeatureAck(chunks=stream.taken, watermarks=[mark]))
+
+    @property
+    def overdue(self) -> bool:
+        at = self.feed.overdue_at
+        return at is not None and self.now >= at
 
     def stream(self, *ends: Any) -> Stream:
         self.streams.append(Stream(*ends))
@@ -104,30 +110,28 @@ def test_a_drafter_that_takes_rows_is_kept_although_some_wait_behind_others(feed
     for rows in range(BULK_ROWS, ROWS, BULK_ROWS):
         feeds.now += 0.9 * PATIENCE_S
         feeds.came(1, rows)
-        assert feeds.feeds.overdue(feeds.now) == []
+        assert not feeds.overdue
     feeds.came(1, ROWS - 1)
     assert feeds.told == [DrafterReady(DRAFTER, 1, 0, ROWS - 1)]
-    assert feeds.feeds.overdue_at() == feeds.now + PATIENCE_S
+    assert feeds.feed.overdue_at == feeds.now + PATIENCE_S
 
 
 def test_a_drafter_that_takes_nothing_is_given_up_although_more_is_sent_to_it(feeds: Feeds) -> None:
     feeds.send(1)
     feeds.now += 0.9 * PATIENCE_S
     feeds.send(2)
-    assert feeds.feeds.overdue(feeds.now) == []
+    assert not feeds.overdue
     feeds.now += 0.1 * PATIENCE_S
-    assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
+    assert feeds.overdue
 
 
 def test_a_drafter_that_takes_nothing_is_given_up_though_all_sequences_leave(feeds: Feeds) -> None:
     for sequence in (1, 2, 1):
-        feeds.feeds.opened(DRAFTER, (sequence, 0))
+        feeds.feed.opened((sequence, 0))
         feeds.send(sequence)
         feeds.now += 0.4 * PATIENCE_S
-        feeds.feeds.close(DRAFTER, (sequence, 0))
-    assert feeds.feeds.overdue(feeds.now) == [DrafterLost(DRAFTER, "lost: it takes no rows")]
-    feeds.feeds.forget(DRAFTER)
-    assert feeds.feeds.overdue_at() is None
+        feeds.feed.close((sequence, 0))
+    assert feeds.overdue
 
 
 @pytest.mark.parametrize("feeds", [{"push_queue_rows": 2 * BULK_ROWS}], indirect=True)
@@ -138,15 +142,15 @@ def test_no_more_rows_are_on_their_way_than_may_wait(feeds: Feeds) -> None:
     for sequence in (1, 2):
         feeds.send(sequence)
         pushed.append(sum(len(run.token_ids) for run in feeds.streams[0].pushed))
-        feeds.feeds.close(DRAFTER, (sequence, 0))
+        feeds.feed.close((sequence, 0))
     assert pushed == [2 * BULK_ROWS, 2 * BULK_ROWS]
-    feeds.feeds.opened(DRAFTER, (2, 0)), feeds.send(2)
+    feeds.feed.opened((2, 0)), feeds.send(2)
     feeds.came(1, BULK_ROWS)
     assert len(feeds.streams[0].pushed) == 3, "as much as was taken"
     feeds.streams[0].stuck, feeds.streams[0].taken = 2, 99
     feeds.came(1, BULK_ROWS)
     assert len(feeds.streams[0].pushed) == 3, "whatever it says that it took"
-    feeds.feeds.forget(DRAFTER)
+    feeds.feed.end()
     dropped = {"kind": "feature_rows", "reason": "unacknowledged"}
     assert feeds.metrics.value("dropped_total", **dropped) == 2 * BULK_ROWS
 
@@ -158,7 +162,6 @@ def test_a_stream_that_breaks_loses_the_drafter_once_and_its_rows_are_counted(fe
         broken.lost(broken, "UNAVAILABLE")
     assert feeds.told == [DrafterLost(DRAFTER, "lost: UNAVAILABLE")]
     away = sum(len(run.token_ids) for run in broken.pushed)
-    feeds.feeds.forget(DRAFTER)
     dropped = {"kind": "feature_rows", "reason": "unacknowledged"}
     assert feeds.metrics.value("dropped_total", **dropped) == away > 0
     feeds.send(1)
@@ -166,7 +169,7 @@ def test_a_stream_that_breaks_loses_the_drafter_once_and_its_rows_are_counted(fe
     broken.lost(broken, "late")
     assert len(feeds.streams) == 2, "the next rows have a stream of their own"
     assert len(feeds.told) == 1, "and what the former one says is of no more use"
-    feeds.feeds.forget(DRAFTER)
+    feeds.feed.end()
     assert feeds.streams[1].closed
 
 
@@ -177,4 +180,10 @@ def test_rows_that_a_drafter_refuses_are_given_up_and_counted(feeds: Feeds) -> N
     stream.came(stream, features_pb2.FeatureAck(chunks=len(stream.pushed), refused=refused))
     dropped = {"kind": "feature_chunk", "reason": "refused_by_sink"}
     assert feeds.metrics.value("dropped_total", **dropped) == 1
-    assert feeds.feeds.overdue_at() is None, "nobody waits for them"
+    assert feeds.feed.overdue_at is None, "nobody waits for them"
+
+
+def test_rows_of_a_context_that_was_refused_wait_for_nobody(feeds: Feeds) -> None:
+    feeds.feed.close((1, 0))
+    feeds.send(1)
+    assert feeds.feed.overdue_at is None

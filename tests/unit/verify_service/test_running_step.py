@@ -190,16 +190,16 @@ def line_up(engine: VerifyEngine, *sequences: int) -> None:
 
 
 def planted(engine: VerifyEngine, *, prompt: int = 0, judged: int = 0) -> None:
-    """No pass can be prepared that has this prompt in it, or this sequence."""
-    inner = engine._step.prepare
+    """This prompt cannot be prepared, or this sequence."""
+    cache: Any = engine._kv_cache
+    inner = cache.slots
 
-    def prepare(items: Any, chunks: Any) -> Any:
-        met = [chunk.state.sequence == prompt for chunk in chunks]
-        if any(met) or any(each.cursor.sequence == judged for each in items):
+    def slots(state: Any, start: int, stop: int) -> Any:
+        if state.sequence in (prompt, judged):
             raise RuntimeError("planted")
-        return inner(items, chunks)
+        return inner(state, start, stop)
 
-    engine._step.prepare = prepare
+    cache.slots = slots
 
 
 @pytest.mark.parametrize(("bad", "beside"), [(7, 2), (8, 2), (7, 0)])
@@ -257,7 +257,7 @@ def test_prompts_in_line_go_with_their_session_and_their_numbers_are_free(engine
 
 def riding(step: Any) -> list[int]:
     """The sequences whose prompts are in the first pass of a step."""
-    return [chunk.state.sequence for chunk in step._batches[0].prepared.chunks]
+    return [chunk.state.sequence for chunk in step._batches[0].chunks]
 
 
 def test_prompts_whose_clients_left_cost_the_next_one_no_pass(engine: Any) -> None:

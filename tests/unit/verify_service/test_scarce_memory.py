@@ -257,6 +257,17 @@ def test_draws_of_a_pass_that_fails_behind_its_rule_are_told_once(
     assert (sum(each.blocks for each in told.draws), len(told.labels)) == (counted, counted)
 
 
+def test_draws_that_a_client_can_repeat_are_in_no_statistics(load: Load) -> None:
+    engine, sampled = load(prefix_cache=False), SamplingParams(rule=Rule.BLOCK)
+    items = []
+    for n in (1, 2):
+        text = [*PROMPT, take_in(engine, n, PROMPT, params=sampled)]
+        items.append(item(n, 1, text, [5, 7])._replace(drafter="d"))
+    engine._kv_cache.states[1].repeatable = True
+    told = engine.judge_cohort(items)
+    assert (sum(each.blocks for each in told.draws), len(told.labels)) == (1, 2)
+
+
 def test_prompts_that_rode_in_a_pass_before_the_one_that_failed_are_told(load: Load) -> None:
     engine = load(step_prefill_tokens=20, max_batch_tokens=1, prefix_cache=False)
     items = decoding(engine, 2)

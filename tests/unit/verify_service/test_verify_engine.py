@@ -117,7 +117,9 @@ def test_a_block_that_cannot_have_been_drafted_is_judged_as_an_empty_one(
             wrong = other
         else:
             wrong = other._replace(q=SparseQ.sure([9, 12]))
-        verdicts = judged(engine, sound, wrong if first == 1 else other.prefix(0), last)
+        verdicts = judged(
+            engine, sound, wrong if first == 1 else other._replace(draft_ids=(), q=NO_Q), last
+        )
         assert [(each.judged, each.spoilt) for each in verdicts] == [
             (2, False),
             (0, first == 1),
