@@ -56,13 +56,13 @@ class CellFleet:
 async def supervised(
     cell: SimulatedCell, autoscale: AutoscaleConfig | None = None
 ) -> AsyncIterator[Controller]:
-    topology = desired(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=1), {})
+    config = ClusterConfig(target="t", drafter="d", drain_s=5.0)
     controller = Controller(
-        topology,
+        desired(config, {}),
         CellFleet(cell),
         ControlAnnouncer(None),
-        drain_s=5.0,
-        autoscale=autoscale or AutoscaleConfig(),
+        config,
+        autoscale or AutoscaleConfig(),
     )
     watching = asyncio.create_task(controller.run())
     try:

@@ -113,8 +113,8 @@ class Cell:
             desired(config, settings),
             self.fleet,
             self.listener,
-            drain_s=config.drain_s,
-            autoscale=autoscale,
+            config,
+            autoscale,
         )
         self._keeping: asyncio.Task[None] | None = None
 
