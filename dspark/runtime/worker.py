@@ -22,9 +22,8 @@ from dspark.pages import EngineUsage
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.process import keep_freed_memory, wait_briefly
-from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Servicer, Shell, ShellProcess
+from dspark.runtime.shell import Servicer, ShellProcess
 from dspark.targets import check_model
 from dspark.types import RefusalReason
 from dspark.wire import codec
@@ -123,16 +122,11 @@ class Worker(ShellProcess, Generic[E]):
     cost: Curve | None
     services = Services(())
 
-    def __init__(
-        self, role: str, device: DeviceWorker, shell: Shell, passes: DeviceWorker | None
-    ) -> None:
-        super().__init__(shell)
-        self.role, self.device, self.passes = role, device, passes
+    def __init__(self, role: str, config: Any, name: str, model: str, *, passes: bool) -> None:
+        super().__init__(role, config, lambda: model or config.engine)
+        self.role, self.device = role, DeviceWorker(name)
+        self.passes = DeviceWorker(f"{name}-passes") if passes else None
         self.draining = Farewell()
-
-    @property
-    def security(self) -> Security:
-        return self.shell.security
 
     @property
     def threads(self) -> list[DeviceWorker]:
@@ -153,7 +147,7 @@ class Worker(ShellProcess, Generic[E]):
             "dtype": self.engine.dtype,
             "cost": codec.write_cost(self.cost) if self.cost else None,
             "draining": self.draining.is_set(),
-            "metrics_port": self.shell.metrics_port,
+            "metrics_port": self.metrics_port,
             "warm": self.metrics.value("forward_seconds_count", kind=self.role) > 0,
         }
 
@@ -196,30 +190,28 @@ async def start_worker(
     computes, and may take minutes. passes: whether that is a second one beside the device's."""
     keep_freed_memory()
     wait_briefly()
-    shell = Shell(role, config, lambda: model or config.engine)
-    computes = DeviceWorker(f"{name}-passes") if passes else None
-    worker = Worker[E](role, DeviceWorker(name), shell, computes)
+    worker = Worker[E](role, config, name, model, passes=passes)
     try:
         engine, worker.cost = await worker.threads[0].run(load)
         worker.engine = engine
         worker.services = services(worker)
-        shell.metrics.pages_total.set(engine.held.pages_total)
-        await shell.listen(worker.services.servicers)
-        await shell.server.set_serving(True)
+        worker.metrics.pages_total.set(engine.held.pages_total)
+        await worker.open(worker.services.servicers)
+        await worker.server.set_serving(True)
         for each in worker.threads:
-            each.on_health = shell.server.say_serving
+            each.on_health = worker.server.say_serving
     except BaseException:
         await worker.abandon()
         raise
     log.info(
         f"{role}.serving",
         name=name,
-        endpoint=shell.endpoint,
+        endpoint=worker.endpoint,
         model=(config.drafter if role == "draft" else config.target) or config.engine,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
-        metrics_port=shell.metrics_port,
+        metrics_port=worker.metrics_port,
         projection=engine.projection or None,
     )
     return worker
