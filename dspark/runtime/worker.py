@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -65,41 +65,21 @@ def new_owner() -> int:
     return next(_owners)
 
 
-class Farewell:
-    """Whether a worker is draining, and the callbacks for when that begins. It begins once and
-    never ends."""
+class Farewell(asyncio.Event):
+    """Set once a worker is draining, and never cleared."""
 
-    def __init__(self) -> None:
-        self._until: float | None = None  # monotonic
-        self._listeners: list[Callable[[], None]] = []
-
-    def is_set(self) -> bool:
-        return self._until is not None
+    _until = 0.0  # monotonic
 
     @property
     def left_ms(self) -> int:
         """Milliseconds until work that is left is ended; 0 before draining begins."""
-        return (
-            max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
-        )
+        return max(int((self._until - time.monotonic()) * 1000), 0)
 
     def begin(self, grace_s: float) -> None:
-        """Begins draining, with `grace_s` for present work, and calls the listeners."""
-        if self._until is None:
+        """Begins draining, with `grace_s` for present work."""
+        if not self.is_set():
             self._until = time.monotonic() + grace_s
-            for tell in list(self._listeners):
-                tell()
-
-    @contextlib.contextmanager
-    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Within a `with` block `tell` is called when draining begins; at once if it has begun."""
-        self._listeners.append(tell)
-        try:
-            if self._until is not None:
-                tell()
-            yield
-        finally:
-            self._listeners.remove(tell)
+            self.set()
 
 
 class Services(NamedTuple):
