@@ -69,16 +69,16 @@ class RayFleet:
 
     async def launch(self, replica: Replica) -> StartedProcess:
         """Creates the actor, then starts the room in it. Raises StartFailed."""
-        title = f"{self._cell}/{replica.name}"
+        title, asked = f"{self._cell}/{replica.name}", needs(replica)
         handle = (
             ray.remote(DsparkProcess)
             .options(
                 name=f"{title}{_SEPARATOR}{token_hex(4)}",
                 namespace=NAMESPACE,
                 lifetime="detached",
-                num_cpus=replica.cpus,  # 0 makes Ray give torch one thread
-                num_gpus=replica.gpus,
-                memory=replica.memory or None,
+                num_cpus=asked.get("CPU", 0),  # 0 makes Ray give torch one thread
+                num_gpus=asked.get("GPU", 0),
+                memory=asked.get("memory"),
                 label_selector=dict(replica.selector),
                 max_restarts=0,
             )

@@ -32,15 +32,16 @@ class Replica:
     """One process that should exist.
 
     name: for people, stable over restarts. settings: fields of the room's configuration. gpus,
-    cpus, memory (bytes): what Ray reserves. selector: labels its node must have.
+    cpus, memory_gib: what Ray reserves; None until it is known. selector: labels its node must
+    have.
     """
 
     name: str
     role: ProcessRole
     settings: Mapping[str, Any] = field(default_factory=dict)
-    gpus: float = 0.0
-    cpus: float = 0.0
-    memory: int = 0
+    gpus: float | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,20 +81,20 @@ def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
 
 
 def desired(config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]]) -> Topology:
-    """The processes that `config` asks for, without reservations (`reserving` adds them). settings:
-    resolved configuration of each room."""
-    selectors = {
-        ProcessRole.COORDINATOR: config.coordinator_selector,
-        ProcessRole.VERIFY: config.verifier_selector,
-        ProcessRole.DRAFT: config.drafter_selector,
-    }
-    templates = {
-        role: Replica(
-            str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role))
-        )
-        for role in ProcessRole
-    }
-    return Topology(templates, sizes_of(config))
+    """The processes that `config` asks for, with the reservations that it states (`reserving` adds
+    the others). settings: resolved configuration of each room."""
+    workers = {ProcessRole.VERIFY: "verifier", ProcessRole.DRAFT: "drafter"}
+
+    def template(role: ProcessRole) -> Replica:
+        said = {
+            what: getattr(config, f"{workers.get(role, 'coordinator')}_{what}", None)
+            for what in ("gpus", "cpus", "memory_gib", "selector")
+        }
+        label, _, value = (said.pop("selector") or "").partition("=")
+        selector = {label: value} if label and role is not ProcessRole.FRONTEND else {}
+        return Replica(str(role), role, dict(settings.get(role, {})), **said, selector=selector)
+
+    return Topology({role: template(role) for role in ProcessRole}, sizes_of(config))
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -109,11 +110,6 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         )
     pools = {ProcessRole.VERIFY: verifiers, ProcessRole.DRAFT: drafters}
     return replace(topology, sizes={**topology.sizes, **pools})
-
-
-def _labels(selector: str | None) -> dict[str, str]:
-    label, _, value = (selector or "").partition("=")
-    return {label: value} if label else {}
 
 
 def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> int:
