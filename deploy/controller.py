@@ -20,7 +20,7 @@ import structlog
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
 from deploy.config import ClusterConfig
-from deploy.fleet import Fleet, Pending, StartedProcess, StartFailed
+from deploy.fleet import Fleet, StartedProcess, StartFailed
 from deploy.load_report import LoadWindow
 from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
@@ -158,13 +158,12 @@ class Controller:
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
             probe = self._running.get(name)
             started = probe.process if probe else StartedProcess("", 0, 0)
-            pending = self._fleet.pending(name) if name in wanted else Pending()
             rows.append(
                 {
                     "name": name,
                     "phase": str(seen.phase if name in wanted else Phase.STOPPING),
-                    "reason": pending.why or seen.reason,
-                    "unplaced": pending.unplaced,
+                    "reason": seen.waits or seen.reason,
+                    "unplaced": seen.unplaced and name in wanted,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
                     "endpoint": started.endpoint,
@@ -201,8 +200,12 @@ class Controller:
 
     async def _launch(self, replica: Replica) -> None:
         name, seen = replica.name, self._seen[replica.name]
+
+        def waits(why: str, unplaced: bool) -> None:
+            self._seen[name] = replace(self._seen[name], waits=why, unplaced=unplaced)
+
         try:
-            started = await self._fleet.launch(replica)
+            started = await self._fleet.launch(replica, waits)
             self._serve(name, seen, started)
             log.info("replica.serving", replica=name, endpoint=started.endpoint, pid=started.pid)
             return
@@ -359,7 +362,7 @@ class Controller:
             scaler.rest(now)
 
     def _held(self, role: ProcessRole, size: int) -> int:
-        while size and self._fleet.pending(f"{role}/{size - 1}").unplaced:
+        while size and (seen := self._seen.get(f"{role}/{size - 1}")) and seen.unplaced:
             size -= 1
         return size
 

@@ -83,18 +83,30 @@ def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
 def desired(config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]]) -> Topology:
     """The processes that `config` asks for, with the reservations that it states (`reserving` adds
     the others). settings: resolved configuration of each room."""
-    workers = {ProcessRole.VERIFY: "verifier", ProcessRole.DRAFT: "drafter"}
-
-    def template(role: ProcessRole) -> Replica:
-        said = {
-            what: getattr(config, f"{workers.get(role, 'coordinator')}_{what}", None)
-            for what in ("gpus", "cpus", "memory_gib", "selector")
-        }
-        label, _, value = (said.pop("selector") or "").partition("=")
-        selector = {label: value} if label and role is not ProcessRole.FRONTEND else {}
-        return Replica(str(role), role, dict(settings.get(role, {})), **said, selector=selector)
-
-    return Topology({role: template(role) for role in ProcessRole}, sizes_of(config))
+    stated: dict[ProcessRole, dict[str, Any]] = {
+        ProcessRole.COORDINATOR: {
+            "cpus": config.coordinator_cpus,
+            "selector": _labels(config.coordinator_selector),
+        },
+        ProcessRole.FRONTEND: {"cpus": config.coordinator_cpus},
+        ProcessRole.VERIFY: {
+            "gpus": config.verifier_gpus,
+            "cpus": config.verifier_cpus,
+            "memory_gib": config.verifier_memory_gib,
+            "selector": _labels(config.verifier_selector),
+        },
+        ProcessRole.DRAFT: {
+            "gpus": config.drafter_gpus,
+            "cpus": config.drafter_cpus,
+            "memory_gib": config.drafter_memory_gib,
+            "selector": _labels(config.drafter_selector),
+        },
+    }
+    templates = {
+        role: Replica(str(role), role, dict(settings.get(role, {})), **stated[role])
+        for role in ProcessRole
+    }
+    return Topology(templates, sizes_of(config))
 
 
 def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
@@ -110,6 +122,11 @@ def resized(topology: Topology, verifiers: int, drafters: int) -> Topology:
         )
     pools = {ProcessRole.VERIFY: verifiers, ProcessRole.DRAFT: drafters}
     return replace(topology, sizes={**topology.sizes, **pools})
+
+
+def _labels(selector: str | None) -> dict[str, str]:
+    label, _, value = (selector or "").partition("=")
+    return {label: value} if label else {}
 
 
 def threads_of(role: ProcessRole, settings: Mapping[str, Any], alike: int) -> int:

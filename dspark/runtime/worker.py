@@ -133,8 +133,10 @@ class Worker(ShellProcess, Generic[E]):
 
     def note_load(self) -> None:
         """Sets the metrics of what the engine holds."""
-        held = self.engine.held
-        self.metrics.note_load(held.sequences, held.pages_held, held.pages_total)
+        held, there = self.engine.held, self.engine.held.pages_total
+        self.metrics.sequences.set(held.sequences)
+        self.metrics.pages_held.set(held.pages_held)
+        self.metrics.kv_cache_usage.set(held.pages_held / there if there else 0.0)
 
     def refused(self, reason: RefusalReason) -> None:
         """Counts a refusal."""
