@@ -37,20 +37,11 @@ _LOOK_S = 0.05  # seconds between checks of what is still held
 class WorkerEngine(Protocol):
     """The attributes of every worker's engine. Methods run on the thread that owns the device."""
 
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def device(self) -> object: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def projection(self) -> str: ...
+    config: Any
+    fingerprint: str
+    device: Any
+    dtype: str
+    projection: str
 
     @property
     def held(self) -> EngineUsage: ...
