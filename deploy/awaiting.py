@@ -89,9 +89,9 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
 def missing(status: CellStatus, workers: Set[str]) -> str:
     """Which workers a coordinator lacks, or has left over, that is to be connected to exactly
     these, each of them at work in a lane; empty: none."""
-    laned = {name for lane in status.lanes for name in (lane.verifier, *lane.drafters)}
+    in_lanes = {name for lane in status.lanes for name in (lane.verifier, *lane.drafters)}
     found = {
-        each.name: f"{each.condition}{'' if each.name in laned else ', in no lane'}"
+        each.name: f"{each.condition}{'' if each.name in in_lanes else ', in no lane'}"
         for each in status.processes
         if each.name.startswith(WORKERS)
     }

@@ -55,7 +55,7 @@ class Controller:
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
         self._scaling, self._looked = autoscale, float("-inf")
-        self._follow_load_if(autoscale.enabled)
+        self._set_autoscaling(autoscale.enabled)
         self._seen: dict[str, Observed] = {}
         self._running: dict[str, Probe] = {}  # of each process that serves
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -124,7 +124,7 @@ class Controller:
                 raise ConfigError(refused)
             self._resize(verifiers, drafters, "asked for")
         if autoscale is not None:
-            self._follow_load_if(autoscale)
+            self._set_autoscaling(autoscale)
         if sized and self._autoscaler is not None:
             self._autoscaler.rest(time.monotonic())
         return verifiers, drafters, self._within_s
@@ -136,7 +136,7 @@ class Controller:
                 kept = f"autoscaling keeps {least} to {most} (section autoscale)"
                 raise ConfigError(f"scale: {size} {pool}, while {kept}")
 
-    def _follow_load_if(self, on: bool) -> None:
+    def _set_autoscaling(self, on: bool) -> None:
         self._autoscaler = Autoscaler(self._scaling) if on else None
         self._window = LoadWindow(self._scaling.window_s)
         log.info("autoscale.set", on=on)
