@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coordinator.cells.cell import served
 from coordinator.cells.control import ControlService
 from coordinator.cells.frontends import CELL, CellService
 from coordinator.cells.journal import Journal
@@ -31,7 +30,7 @@ from dspark.rounds.policy import Policy
 from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.server import GrpcServer
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Servicer, Shell
+from dspark.runtime.shell import Servicer
 from dspark.runtime.telemetry import Metrics
 from dspark.types import Rule
 from dspark.wire.v1 import control_pb2_grpc, frontend_pb2_grpc
@@ -54,33 +53,33 @@ async def start(
     """Starts a coordinator and returns it serving. Waits a bounded time for the configured workers
     to run their first requests; lanes open as workers connect. Raises ConfigError."""
     policy, rule = check(config)
-    shell = Shell("coordinator", config, lambda: config.target or served(cell))
+    most = config.max_running + config.max_queued + SPARE_STREAMS
+    process = ClientsProcess[LocalCell]("coordinator", config, most=most)
     tokenizer = await load_tokenizer(config.target, config.target_revision)
-    clock, metrics = asyncio.get_running_loop(), shell.metrics
+    clock, metrics = asyncio.get_running_loop(), process.metrics
     metrics.policy_info.labels(policy=str(policy)).set(1)
     admission = Scheduler(config, clock, metrics)
     journal = _journal(config, metrics)
     write = journal.write if journal is not None else lambda: None
     lanes = LaneContext(clock, metrics, config, write)
-    membership = Membership(admission, lanes, shell.security)
+    membership = Membership(admission, lanes, process.security)
     if config.otel_endpoint is not None:
         provider = open_provider(config.otel_endpoint, service="dspark-coordinator", instance=name)
         admission.tracing = Tracing(provider, config.otel_share, lanes.explain, clock, metrics)
-    cell = LocalCell(admission, membership, policy, rule, journal)
+    process.cell = cell = LocalCell(admission, membership, policy, rule, journal)
     frontends = CellService(cell, clock, metrics)
-    most = config.max_running + config.max_queued + SPARE_STREAMS
-    process = ClientsProcess(config, shell, cell, tokenizer, most=most)
-    control = ControlService(cell, frontends, shell, name)
+    control = ControlService(cell, frontends, process, name)
     try:
         await process.listen(
+            tokenizer,
             Servicer(frontend_pb2_grpc.add_CellServicer_to_server, frontends, CELL),
             Servicer(control_pb2_grpc.add_ControlServicer_to_server, control, CONTROL),
         )
         membership.announce(_static(config))
         await membership.settled()
         await process.open_http(lambda api: _live(config, api, membership, admission))
-        await shell.server.set_serving(True)
-        membership.on_serving = _health(shell.server, admission)
+        await process.server.set_serving(True)
+        membership.on_serving = _health(process.server, admission)
         membership.on_serving(membership.ready)
     except BaseException:
         await process.abandon()
@@ -88,7 +87,7 @@ async def start(
     log.info(
         "coordinator.serving",
         name=name,
-        endpoint=shell.endpoint,
+        endpoint=process.endpoint,
         policy=str(policy),
         rule=rule.name.lower(),
         text=tokenizer is not None,

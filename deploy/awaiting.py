@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -87,46 +87,39 @@ def as_placed(cell: Cell, rows: list[dict[str, Any]]) -> Cell:
     return cell
 
 
-def missing(status: CellStatus, verifiers: int, drafters: int) -> str:
-    """What a coordinator lacks that is to be connected to exactly these workers, with a lane for
-    every verifier; empty: nothing."""
-    connected = sum(
-        each.state == "serving" for each in status.processes if each.name.startswith(WORKERS)
+def missing(status: CellStatus, workers: Set[str]) -> str:
+    """Which workers a coordinator lacks, or has left over, that is to be connected to exactly
+    these, each of them at work in a lane; empty: none."""
+    in_lanes = {name for lane in status.lanes for name in (lane.verifier, *lane.drafters)}
+    found = {
+        each.name: f"{each.condition}{'' if each.name in in_lanes else ', in no lane'}"
+        for each in status.processes
+        if each.name.startswith(WORKERS)
+    }
+    at_work = {name for name, state in found.items() if state == "serving"}
+    return ", ".join(
+        f"{name} is {found.get(name, 'not connected')}" for name in sorted(workers ^ at_work)
     )
-    fed = {name for lane in status.lanes for name in lane.drafters}
-    if (
-        connected == verifiers + drafters
-        and len(status.lanes) == verifiers
-        and len(fed) == drafters
-    ):
-        return ""
-    waiting = ", ".join(
-        f"{process.name} is {process.condition}"
-        for process in status.processes
-        if process.state != "serving"
-    )
-    lanes = f"{len(status.lanes)} of {verifiers} lanes, {len(fed)} of {drafters} drafters feed"
-    return waiting or lanes
 
 
 def await_lanes(client: Client, report: Report, deadline: float, say: Say) -> tuple[int, int]:
     """Waits until the coordinator lacks nothing of what its controller wants by now, which another
     `dspark scale` may change meanwhile; returns the wanted (verifiers, drafters). A coordinator
     that does not answer may come back."""
-    sizes = 0, 0
+    workers: set[str] = set()
 
     def pending() -> str:
-        nonlocal sizes
-        wanted = [row["name"] for row in report() if row["phase"] != "stopping"]
-        verifiers, drafters = (sum(name.startswith(pool) for name in wanted) for pool in WORKERS)
-        sizes = verifiers, drafters
+        wanted = {row["name"] for row in report() if row["phase"] != "stopping"}
+        workers.clear()
+        workers.update(name for name in wanted if name.startswith(WORKERS))
         try:
-            return missing(client.status(), *sizes)
+            return missing(client.status(), workers)
         except DsparkError as error:
             return str(error) or type(error).__name__
 
     until_nothing(pending, LATE, deadline, say)
-    return sizes
+    verifiers = sum(name.startswith(WORKERS[0]) for name in workers)
+    return verifiers, len(workers) - verifiers
 
 
 def scale(

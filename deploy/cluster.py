@@ -26,7 +26,7 @@ from deploy.fleet import AnotherCell, NoAnswer, NothingStarted
 from deploy.probe import ControlAnnouncer
 from deploy.ray_fleet import RayFleet, actors_of
 from deploy.ray_fleet import nodes as nodes
-from deploy.ray_table import AUTOSCALE, NAMESPACE, OWNER, SIZES, forget, keep, kept, taken_over
+from deploy.ray_table import NAMESPACE, forget, keep, kept
 from deploy.topology import Topology, resized
 from dspark.client.cell import Cell
 from dspark.errors import ConfigError, Unavailable, in_short
@@ -85,8 +85,8 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-class DsparkController:
-    """The cell's `Controller` as a Ray actor."""
+class DsparkController(Controller):
+    """The cell's controller as a Ray actor."""
 
     def __init__(
         self,
@@ -97,59 +97,28 @@ class DsparkController:
         autoscale: AutoscaleConfig,
     ) -> None:
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
-        self._cell, tls = config.cell, Tls.of(config)
-        # what starts may wait for the place of what drains
-        self._within_s = config.drain_s + config.start_timeout_s
-        said, sizes = taken_over(self._cell, cell_id)
-        if sizes is not None:
-            topology = resized(topology, *map(int, sizes.split()))
-        self._controller = Controller(
-            topology,
-            RayFleet(topology, secrets, config),
-            ControlAnnouncer(secrets.get("operator_token_file"), tls),
-            tls=tls,
-            drain_s=config.drain_s,
-            autoscale=autoscale if said is None else replace(autoscale, enabled=said == "on"),
-        )
-        self._controller.on_resized = lambda *sizes: keep(
-            self._cell, SIZES, " ".join(map(str, sizes))
-        )
+        self._cell, self._cell_id = config.cell, cell_id
+        said = kept(self._cell)
+        if said.get("owner") == cell_id:  # Ray restarted it; an earlier cell of its name counts not
+            topology = resized(topology, *said["sizes"])
+            autoscale = replace(autoscale, enabled=said["autoscale"])
+        announcer = ControlAnnouncer(secrets.get("operator_token_file"), Tls.of(config))
+        fleet = RayFleet(topology, secrets, config)
+        super().__init__(topology, fleet, announcer, config, autoscale)
         # Started here, so that a controller that Ray restarted resumes its work by itself.
-        self._loop = asyncio.get_event_loop().create_task(self._controller.run())
+        self._loop = asyncio.get_event_loop().create_task(self.run())
 
     def __repr__(self) -> str:
         return _controller(self._cell)
 
-    async def report(self) -> list[dict[str, Any]]:
-        """State of every replica, see `Controller.report`."""
-        return self._controller.report()
-
-    async def resize(
-        self, verifiers: int | None, drafters: int | None, autoscale: bool | None
-    ) -> tuple[int, int, float] | str:
-        """Changes the sizes and the autoscaling that are given (None: unchanged). Returns the
-        wanted sizes and the seconds that they may take, or why they are refused."""
-        now = self._controller.sizes()
-        wanted = (
-            now[0] if verifiers is None else verifiers,
-            now[1] if drafters is None else drafters,
-        )
-        try:
-            if (verifiers, drafters) != (None, None):
-                self._controller.resize(*wanted, autoscale=autoscale)
-            elif autoscale is not None:
-                self._controller.follow_load(autoscale)
-        except ConfigError as error:
-            return str(error)
-        if autoscale is not None:
-            keep(self._cell, AUTOSCALE, "on" if autoscale else "off")
-        return *wanted, self._within_s
+    def keep(self, sizes: tuple[int, int], autoscales: bool) -> None:
+        keep(self._cell, owner=self._cell_id, sizes=sizes, autoscale=autoscales)
 
     async def close(self, grace_s: float) -> None:
         """Ends every process of the cell."""
         self._loop.cancel()
         await asyncio.wait({self._loop})
-        await self._controller.close(grace_s)
+        await super().close(grace_s)
 
 
 def start_controller(
@@ -206,9 +175,7 @@ def resize(
     """Sends the controller new sizes, and whether they follow the load; None keeps the value.
     Returns the wanted sizes and the seconds that they may take; raises ConfigError if they are
     refused, else as `report`."""
-    wanted: tuple[int, int, float] | str = _asked(cell, "resize", verifiers, drafters, autoscale)
-    if isinstance(wanted, str):
-        raise ConfigError(wanted)
+    wanted: tuple[int, int, float] = _asked(cell, "resize", verifiers, drafters, autoscale)
     return wanted
 
 
@@ -236,11 +203,11 @@ def _asked(cell: Cell, method: str, *words: object) -> Any:
 def _own(cell: Cell) -> Any | None:
     """Handle of the controller of this very cell; None without one. Names come again, ids do not:
     raises AnotherCell if the name is another cell's by now."""
-    handle, owner = controller(cell.name), kept(cell.name, OWNER)
+    handle, owner = controller(cell.name), kept(cell.name).get("owner")
     # It notes whose it is before it answers; before that an earlier cell's note may be there.
     if handle is not None and owner != cell.cell_id:
         _get(handle.report.remote(), ASK_S)
-        owner = kept(cell.name, OWNER)
+        owner = kept(cell.name).get("owner")
     if owner not in (None, cell.cell_id):
         raise AnotherCell(
             f"the cell named {cell.name!r} of this Ray cluster is another one by now, and left as "
@@ -255,6 +222,8 @@ def _get(
     try:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise error.cause from None
         raise Unavailable(f"the controller failed: {in_short(error)}") from error
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise NoAnswer(f"{otherwise} ({in_short(error)})") from error

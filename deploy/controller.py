@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,8 @@ import structlog
 
 from deploy import reconcile
 from deploy.autoscale import AutoscaleConfig, Autoscaler
-from deploy.fleet import Fleet, Pending, StartedProcess, StartFailed
+from deploy.config import ClusterConfig
+from deploy.fleet import Fleet, StartedProcess, StartFailed
 from deploy.load_report import LoadWindow
 from deploy.probe import ControlAnnouncer, Probe
 from deploy.reconcile import Observed, Phase
@@ -45,28 +45,22 @@ class Controller:
         topology: Topology,
         fleet: Fleet,
         announcer: ControlAnnouncer,
-        *,
-        tls: Tls | None = None,
-        drain_s: float,
+        config: ClusterConfig,
         autoscale: AutoscaleConfig,
     ) -> None:
-        self._topology = topology
-        self._drain_s = drain_s
+        self._topology, self._fleet, self._announcer = topology, fleet, announcer
+        self._tls, self._drain_s = Tls.of(config), config.drain_s
+        # what starts may wait for the place of what drains
+        self._within_s = config.drain_s + config.start_timeout_s
         # draining workers that the coordinator needs no more
         self._unneeded: frozenset[str] = frozenset()
-        self._scaling = autoscale
-        self._autoscaler: Autoscaler | None = None
-        self.follow_load(self._scaling.enabled)
-        self._looked = float("-inf")
-        self._fleet = fleet
-        self._announcer, self._tls = announcer, tls
+        self._scaling, self._looked = autoscale, float("-inf")
+        self._set_autoscaling(autoscale.enabled)
         self._seen: dict[str, Observed] = {}
         self._running: dict[str, Probe] = {}  # of each process that serves
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # of front ends: (coordinator, the process)
         self._fronts: dict[str, tuple[str, StartedProcess]] = {}
-        # told of the wanted (verifiers, drafters) when they change, to keep them for a successor
-        self.on_resized: Callable[[int, int], None] = lambda verifiers, drafters: None
 
     async def run(self) -> None:
         """Adopts the processes that are there, then keeps the cell running until cancelled."""
@@ -112,35 +106,50 @@ class Controller:
         """The wanted (verifiers, drafters)."""
         return self._topology.sizes[ProcessRole.VERIFY], self._topology.sizes[ProcessRole.DRAFT]
 
-    def resize(self, verifiers: int, drafters: int, *, autoscale: bool | None = None) -> None:
+    def resize(
+        self, verifiers: int | None, drafters: int | None, autoscale: bool | None = None
+    ) -> tuple[int, int, float]:
         """Changes the wanted sizes of the pools, and whether they follow the load (None:
-        unchanged); the loop does the rest. Raises ConfigError for sizes that are refused, and
-        changes nothing then."""
-        if self._autoscaler is not None if autoscale is None else autoscale:
-            for pool, size in {"verifiers": verifiers, "drafters": drafters}.items():
-                least, most = self._scaling.bounds[pool]
-                if not least <= size <= most:  # autoscaling would undo it at its next look
-                    kept = f"autoscaling keeps {least} to {most} (section autoscale)"
-                    raise ConfigError(f"scale: {size} {pool}, while {kept}")
-        wanted = resized(self._topology, verifiers, drafters).replicas
-        if refused := self._fleet.misfit(wanted.values()):
-            raise ConfigError(refused)
-        self._resize(verifiers, drafters, "asked for")
+        unchanged); the loop does the rest. Returns the wanted sizes and the seconds that they may
+        take. Raises ConfigError for sizes that are refused, and changes nothing then."""
+        sized = (verifiers, drafters) != (None, None)
+        now = self.sizes()
+        verifiers = now[0] if verifiers is None else verifiers
+        drafters = now[1] if drafters is None else drafters
+        if sized:
+            if self._autoscaler is not None if autoscale is None else autoscale:
+                self._check_bounds(verifiers=verifiers, drafters=drafters)
+            wanted = resized(self._topology, verifiers, drafters).replicas
+            if refused := self._fleet.misfit(wanted.values()):
+                raise ConfigError(refused)
+            self._resize(verifiers, drafters, "asked for")
         if autoscale is not None:
-            self.follow_load(autoscale)
-        if self._autoscaler is not None:
+            self._set_autoscaling(autoscale)
+        if sized and self._autoscaler is not None:
             self._autoscaler.rest(time.monotonic())
+        return verifiers, drafters, self._within_s
 
-    def follow_load(self, on: bool) -> None:
-        """Switches autoscaling on or off from now on."""
+    def _check_bounds(self, **sizes: int) -> None:
+        for pool, size in sizes.items():
+            least, most = self._scaling.bounds[pool]
+            if not least <= size <= most:  # autoscaling would undo it at its next look
+                kept = f"autoscaling keeps {least} to {most} (section autoscale)"
+                raise ConfigError(f"scale: {size} {pool}, while {kept}")
+
+    def _set_autoscaling(self, on: bool) -> None:
         self._autoscaler = Autoscaler(self._scaling) if on else None
         self._window = LoadWindow(self._scaling.window_s)
         log.info("autoscale.set", on=on)
+        self.keep(self.sizes(), on)
 
     def _resize(self, verifiers: int, drafters: int, why: str) -> None:
         self._topology = resized(self._topology, verifiers, drafters)
-        self.on_resized(verifiers, drafters)
         log.info("cell.resized", verifiers=verifiers, drafters=drafters, why=why)
+        self.keep((verifiers, drafters), self._autoscaler is not None)
+
+    def keep(self, sizes: tuple[int, int], autoscales: bool) -> None:
+        """Called with the wanted sizes, and whether they follow the load, from the beginning on and
+        when either changes; a successor needs both."""
 
     def report(self) -> list[dict[str, Any]]:
         """Every replica as plain values, those that leave too, for `dspark up` and for people."""
@@ -149,13 +158,12 @@ class Controller:
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
             probe = self._running.get(name)
             started = probe.process if probe else StartedProcess("", 0, 0)
-            pending = self._fleet.pending(name) if name in wanted else Pending()
             rows.append(
                 {
                     "name": name,
                     "phase": str(seen.phase if name in wanted else Phase.STOPPING),
-                    "reason": pending.why or seen.reason,
-                    "unplaced": pending.unplaced,
+                    "reason": seen.waits or seen.reason,
+                    "unplaced": seen.unplaced and name in wanted,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
                     "endpoint": started.endpoint,
@@ -192,8 +200,12 @@ class Controller:
 
     async def _launch(self, replica: Replica) -> None:
         name, seen = replica.name, self._seen[replica.name]
+
+        def waits(why: str, unplaced: bool) -> None:
+            self._seen[name] = replace(self._seen[name], waits=why, unplaced=unplaced)
+
         try:
-            started = await self._fleet.launch(replica)
+            started = await self._fleet.launch(replica, waits)
             self._serve(name, seen, started)
             log.info("replica.serving", replica=name, endpoint=started.endpoint, pid=started.pid)
             return
@@ -350,7 +362,7 @@ class Controller:
             scaler.rest(now)
 
     def _held(self, role: ProcessRole, size: int) -> int:
-        while size and self._fleet.pending(f"{role}/{size - 1}").unplaced:
+        while size and (seen := self._seen.get(f"{role}/{size - 1}")) and seen.unplaced:
             size -= 1
         return size
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,13 +46,9 @@ class NoAnswer(Unavailable):
     """A controller does not answer: it may be starting, as Ray restarts one that has ended."""
 
 
-@dataclass(frozen=True)
-class Pending:
-    """What a launch waits for. why: empty while the process is simply loading. unplaced: no node
-    can hold it, and it has waited for one long enough."""
-
-    why: str = ""
-    unplaced: bool = False
+Waits = Callable[[str, bool], None]
+"""Is told what a launch waits for (empty: it is simply loading), and whether no node can hold it
+and it has waited for one long enough."""
 
 
 class Fleet(Protocol):
@@ -61,7 +57,7 @@ class Fleet(Protocol):
     async def adopt(self) -> Mapping[str, StartedProcess]:
         """Takes over processes that an earlier controller left running, by name."""
 
-    async def launch(self, replica: Replica) -> StartedProcess:
+    async def launch(self, replica: Replica, waits: Waits) -> StartedProcess:
         """Starts a process and waits until it serves. Raises StartFailed with the reason; what has
         started by then is the caller's to end."""
 
@@ -70,6 +66,3 @@ class Fleet(Protocol):
 
     def misfit(self, replicas: Collection[Replica]) -> str:
         """Which of these processes cannot be placed beside the others, and why; empty: none."""
-
-    def pending(self, name: str) -> Pending:
-        """Why a launch is still waiting; nothing where none does."""

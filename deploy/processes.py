@@ -119,10 +119,10 @@ class ProcessCell:
                 workers = {role: ",".join(self.endpoints(role)) for role in self._counts}
                 given = {"target": self._models["target"], **workers, **self._flags["coordinator"]}
                 self._await_ready(self._begin("coordinator", 0, given))
-                counts = self._counts["verify"], self._counts["draft"]
+                names = {child.name for child in begun}
                 deadline = time.monotonic() + START_TIMEOUT_S
                 with self.client() as client:
-                    until_nothing(lambda: missing(client.status(), *counts), LATE, deadline)
+                    until_nothing(lambda: missing(client.status(), names), LATE, deadline)
         except BaseException:
             self.stop()
             raise

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -14,7 +14,7 @@ import ray
 
 from deploy.actors import DsparkProcess
 from deploy.config import ClusterConfig
-from deploy.fleet import Pending, StartedProcess, StartFailed
+from deploy.fleet import StartedProcess, StartFailed, Waits
 from deploy.ray_table import NAMESPACE
 from deploy.reserving import Node, misfit, missing, needs, shown
 from deploy.topology import ProcessRole, Replica, Topology
@@ -28,13 +28,11 @@ LOOK_S = 3.0  # between two looks for a place
 
 @dataclass
 class _Actor:
-    """The actor of one replica. node: id of its node, empty until Ray has placed it. pending: what
-    it waits for until then."""
+    """The actor of one replica. node: id of its node, empty until Ray has placed it."""
 
     handle: Any
     replica: Replica
     node: str = ""
-    pending: Pending = field(default_factory=Pending)
 
 
 class RayFleet:
@@ -67,18 +65,18 @@ class RayFleet:
             found[name] = StartedProcess(**described)
         return found
 
-    async def launch(self, replica: Replica) -> StartedProcess:
+    async def launch(self, replica: Replica, waits: Waits) -> StartedProcess:
         """Creates the actor, then starts the room in it. Raises StartFailed."""
-        title = f"{self._cell}/{replica.name}"
+        title, asked = f"{self._cell}/{replica.name}", needs(replica)
         handle = (
             ray.remote(DsparkProcess)
             .options(
                 name=f"{title}{_SEPARATOR}{token_hex(4)}",
                 namespace=NAMESPACE,
                 lifetime="detached",
-                num_cpus=replica.cpus,  # 0 makes Ray give torch one thread
-                num_gpus=replica.gpus,
-                memory=replica.memory or None,
+                num_cpus=asked.get("CPU", 0),  # 0 makes Ray give torch one thread
+                num_gpus=asked.get("GPU", 0),
+                memory=asked.get("memory"),
                 label_selector=dict(replica.selector),
                 max_restarts=0,
             )
@@ -87,13 +85,13 @@ class RayFleet:
         actor = self._actors[replica.name] = _Actor(handle, replica)
         deadline = time.monotonic() + self._timeout_s
         try:
-            actor.node = await self._await_place(actor, deadline)
-            actor.pending = Pending()  # from here on it is loading
+            actor.node = await self._await_place(actor, deadline, waits)
+            waits("", False)  # from here on it is loading
             told = {"name": replica.name, "secrets": self._secrets}
             call = handle.start.remote(str(replica.role), dict(replica.settings), **told)
             reply = await asyncio.wait_for(call, max(1.0, deadline - time.monotonic()))
-        except TimeoutError:
-            waited = actor.pending.why or "it was still loading"
+        except TimeoutError as error:
+            waited = str(error) or "it was still loading"
             raise StartFailed(
                 f"not serving after {self._timeout_s:.0f} s: {waited}", fatal=False
             ) from None
@@ -119,25 +117,22 @@ class RayFleet:
         """On a cluster that is joined nothing is refused beforehand: nodes may come on demand."""
         return misfit(replicas, nodes()) if self._own_cluster else ""
 
-    def pending(self, name: str) -> Pending:
-        """What the launch of a replica waits for."""
-        return self._actors[name].pending if name in self._actors else Pending()
-
-    async def _await_place(self, actor: _Actor, deadline: float) -> str:
-        """Waits until Ray has placed the actor; returns the node's id, or raises TimeoutError. Ray
-        does not refuse an actor that no node can hold, so `pending` reports what it waits for."""
+    async def _await_place(self, actor: _Actor, deadline: float, waits: Waits) -> str:
+        """Waits until Ray has placed the actor; returns the node's id, or raises TimeoutError with
+        what it waited for. Ray does not refuse an actor that no node can hold."""
         placed: asyncio.Future[str] = asyncio.ensure_future(actor.handle.here.remote())
-        short_since: float | None = None
+        short_since, why = None, ""
         try:
             while not (await asyncio.wait({placed}, timeout=LOOK_S))[0]:
                 if (now := time.monotonic()) > deadline:
-                    raise TimeoutError
+                    raise TimeoutError(why)
                 held = {name: each.node for name, each in self._actors.items() if each.node}
                 everybody = [each.replica for each in self._actors.values()]
                 short = missing(actor.replica, everybody, nodes(), held)
                 short_since = None if not short else now if short_since is None else short_since
                 overdue = short_since is not None and now - short_since >= self._place_s - LOOK_S
-                actor.pending = Pending(short or _why_pending(actor.replica), overdue)
+                why = short or _why_pending(actor.replica)
+                waits(why, overdue)
             return await placed
         finally:
             placed.cancel()

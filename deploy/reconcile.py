@@ -31,7 +31,8 @@ class Observed:
     """What is known of one replica.
 
     since: when it entered the phase. failures: starts or lives in a row that ended badly. reason:
-    why the last one ended. fatal: it reported itself that it can never start as configured.
+    why the last one ended. fatal: it reported itself that it can never start as configured. waits:
+    what its start waits for. unplaced: no node can hold it, and it has waited long enough.
     """
 
     phase: Phase
@@ -39,6 +40,8 @@ class Observed:
     failures: int = 0
     reason: str = ""
     fatal: bool = False
+    waits: str = ""
+    unplaced: bool = False
 
 
 def plan(
@@ -76,11 +79,11 @@ def starting(seen: Observed | None, now: float) -> Observed:
 
 def serving(seen: Observed, now: float) -> Observed:
     """The replica's state after it reported that it serves."""
-    return replace(seen, phase=Phase.SERVING, since=now, reason="")
+    return replace(seen, phase=Phase.SERVING, since=now, reason="", waits="", unplaced=False)
 
 
 def down(seen: Observed, now: float, reason: str, *, fatal: bool = False) -> Observed:
     """The replica's state after it failed to start, or was lost."""
     lived = now - seen.since if seen.phase is Phase.SERVING else 0.0
     failures = 1 if lived >= FORGIVEN_AFTER_S else seen.failures + 1
-    return replace(seen, phase=Phase.DOWN, since=now, failures=failures, reason=reason, fatal=fatal)
+    return Observed(Phase.DOWN, now, failures, reason, fatal)

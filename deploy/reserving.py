@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.config import ClusterConfig
 from deploy.footprint import ON_CARD
 from deploy.topology import POOLS, ProcessRole, Replica, Topology
 
@@ -28,7 +27,6 @@ VERIFIER_SHARE = 0.6  # of a shared card: above a half, so that no card gets two
 DRAFTERS = 4  # fewest drafters that the rest of a shared card has room for
 GIB = 1 << 30
 CLOSE = 1e-6  # tolerance of sums of shares
-Amounts = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -40,25 +38,31 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+Nodes = Sequence[Node]
+Sizes = Mapping[ProcessRole, int]
+Amounts = dict[ProcessRole, float]
+
+
 def reserve(
     topology: Topology,
-    config: ClusterConfig,
-    nodes: Sequence[Node],
+    nodes: Nodes,
     *,
-    most: Mapping[ProcessRole, int],
-    memory: Mapping[ProcessRole, int],
+    own: bool,
+    most: Sizes,
+    memory: Sizes,
 ) -> tuple[Topology, str]:
-    """Returns the cell with reservations, and a warning about missing memory (empty: there is
-    enough).
+    """Returns the cell with the reservations that were not stated, and a warning about missing
+    memory (empty: there is enough).
 
-    most: largest number of processes of each role. memory: bytes one of them takes on a processor.
+    own: whether the cluster serves this cell alone. most: largest number of processes of each role.
+    memory: bytes one of them takes on a processor.
     """
-    cpus = _cpus(topology, config, nodes, most)
-    gpus = _gpus(topology, config, nodes, most)
+    cpus = _cpus(topology, nodes, most, own=own)
+    gpus = _gpus(topology, nodes, most, own=own)
     memory = {role: ON_CARD if gpus[role] else size for role, size in memory.items()}
-    bytes_, warning = _memory(topology, config, nodes, memory)
+    gib, warning = _memory(topology, nodes, memory, own=own)
     templates = {
-        role: replace(template, cpus=cpus[role], gpus=gpus[role], memory=bytes_[role])
+        role: replace(template, cpus=cpus[role], gpus=gpus[role], memory_gib=gib[role])
         for role, template in topology.templates.items()
     }
     verifier = templates[ProcessRole.VERIFY]
@@ -70,50 +74,33 @@ def reserve(
     return replace(topology, templates=templates), warning
 
 
-def _cpus(
-    topology: Topology,
-    config: ClusterConfig,
-    nodes: Sequence[Node],
-    most: Mapping[ProcessRole, int],
-) -> dict[ProcessRole, float]:
-    given = {
-        ProcessRole.COORDINATOR: config.coordinator_cpus,
-        ProcessRole.FRONTEND: config.coordinator_cpus,
-        ProcessRole.VERIFY: config.verifier_cpus,
-        ProcessRole.DRAFT: config.drafter_cpus,
-    }
+def _cpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amounts:
     threads = {
         role: float(template.settings.get("threads") or 1)
         for role, template in topology.templates.items()
     }
+    said = {role: template.cpus for role, template in topology.templates.items()}
     free, room = max((node.total.get("CPU", 0.0) for node in nodes), default=0.0), float(ROOM)
-    own = config.address is None
     if own:
-        free -= sum((given[role] or 0.0) * most[role] for role in threads)
+        free -= sum((said[role] or 0.0) * most[role] for role in threads)
         room = max(
-            room, 2.0 * sum(threads[role] * most[role] for role in threads if given[role] is None)
+            room, 2.0 * sum(threads[role] * most[role] for role in threads if said[role] is None)
         )
     # While there is no node yet, the first one is assumed to be large.
     share = min(max(free, 0.0) / room, 1.0) if nodes and (own or free) else 1.0
     return {
-        role: _down(threads[role] * share) if (said := given[role]) is None else said
-        for role in threads
+        role: _down(threads[role] * share) if given is None else given
+        for role, given in said.items()
     }
 
 
-def _gpus(
-    topology: Topology,
-    config: ClusterConfig,
-    nodes: Sequence[Node],
-    most: Mapping[ProcessRole, int],
-) -> dict[ProcessRole, float]:
-    said = {ProcessRole.VERIFY: config.verifier_gpus, ProcessRole.DRAFT: config.drafter_gpus}
+def _gpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amounts:
     cards = int(_total(nodes, "GPU"))
     wanting = {role for role in POOLS if _wants_card(topology.templates[role].settings, cards)}
     share = dict.fromkeys(wanting, 1.0)
     drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
     spare = cards - (most[ProcessRole.VERIFY] if ProcessRole.VERIFY in wanting else 0)
-    if config.address is None and cards and spare < drafters:
+    if own and cards and spare < drafters:
         if spare > 0:
             share[ProcessRole.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
         else:
@@ -122,8 +109,8 @@ def _gpus(
                 (1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS)
             )
     return {
-        role: share.get(role, 0.0) if (given := said.get(role)) is None else given
-        for role in topology.templates
+        role: share.get(role, 0.0) if template.gpus is None else template.gpus
+        for role, template in topology.templates.items()
     }
 
 
@@ -143,29 +130,20 @@ def _wants_card(settings: Mapping[str, Any], cards: int) -> bool:
     )
 
 
-def _memory(
-    topology: Topology,
-    config: ClusterConfig,
-    nodes: Sequence[Node],
-    memory: Mapping[ProcessRole, int],
-) -> tuple[dict[ProcessRole, int], str]:
-    given = {
-        ProcessRole.VERIFY: config.verifier_memory_gib,
-        ProcessRole.DRAFT: config.drafter_memory_gib,
-    }
+def _memory(topology: Topology, nodes: Nodes, memory: Sizes, *, own: bool) -> tuple[Amounts, str]:
     wanted = {
-        role: int(memory[role] if (said := given.get(role)) is None else said * GIB)
-        for role in topology.templates
+        role: memory[role] / GIB if template.memory_gib is None else template.memory_gib
+        for role, template in topology.templates.items()
     }
     total = sum(wanted[role] * topology.sizes[role] for role in wanted)
-    there = _total(nodes, "memory")
-    if config.address is not None or total <= there:
+    there = _total(nodes, "memory") / GIB
+    if not own or total <= there:
         return wanted, ""
     warning = (
-        f"memory: with full caches the cell takes {total / GIB:.1f} GiB, {there / GIB:.1f} GiB are "
-        "here (verify.kv_tokens and draft.context_tokens bound the caches)"
+        f"memory: with full caches the cell takes {total:.1f} GiB, {there:.1f} GiB are here "
+        "(verify.kv_tokens and draft.context_tokens bound the caches)"
     )
-    return {role: int(size * there / total) for role, size in wanted.items()}, warning
+    return {role: size * there / total for role, size in wanted.items()}, warning
 
 
 def _total(nodes: Iterable[Node], kind: str) -> float:
@@ -176,15 +154,14 @@ def _down(amount: float) -> float:
     return math.floor(amount * LEAST) / LEAST
 
 
-def needs(replica: Replica) -> Amounts:
+def needs(replica: Replica) -> dict[str, float]:
     """What a process reserves, by Ray's names of resources; zero amounts are left out."""
-    asked = {"GPU": replica.gpus, "CPU": replica.cpus, "memory": float(replica.memory)}
-    return {kind: amount for kind, amount in asked.items() if amount > 0}
+    memory = float(int((replica.memory_gib or 0.0) * GIB))
+    asked = {"GPU": replica.gpus, "CPU": replica.cpus, "memory": memory}
+    return {kind: amount for kind, amount in asked.items() if amount}
 
 
-def missing(
-    replica: Replica, of: Iterable[Replica], nodes: Sequence[Node], held: Mapping[str, str]
-) -> str:
+def missing(replica: Replica, of: Iterable[Replica], nodes: Nodes, held: Mapping[str, str]) -> str:
     """Why no node can hold `replica`; empty while one may. Ray itself would wait for a node that
     may never come.
 
@@ -224,7 +201,7 @@ def missing(
     )
 
 
-def misfit(replicas: Collection[Replica], nodes: Sequence[Node]) -> str:
+def misfit(replicas: Collection[Replica], nodes: Nodes) -> str:
     """Puts one process after the other where it fits; says of the first that fits nowhere what is
     missing. Empty: all fit."""
     held: dict[str, str] = {}
@@ -246,7 +223,7 @@ def _free(
     everybody: Mapping[str, Replica],
     held: Mapping[str, str],
     asked: Mapping[str, float],
-) -> Amounts:
+) -> dict[str, float]:
     """What is left of a node for a process that asks for so much: of GPUs, whole cards or the
     largest share of one."""
     left = dict(node.total)

@@ -32,15 +32,16 @@ class Replica:
     """One process that should exist.
 
     name: for people, stable over restarts. settings: fields of the room's configuration. gpus,
-    cpus, memory (bytes): what Ray reserves. selector: labels its node must have.
+    cpus, memory_gib: what Ray reserves; None until it is known. selector: labels its node must
+    have.
     """
 
     name: str
     role: ProcessRole
     settings: Mapping[str, Any] = field(default_factory=dict)
-    gpus: float = 0.0
-    cpus: float = 0.0
-    memory: int = 0
+    gpus: float | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,17 +81,29 @@ def sizes_of(config: ClusterConfig) -> dict[ProcessRole, int]:
 
 
 def desired(config: ClusterConfig, settings: Mapping[ProcessRole, Mapping[str, Any]]) -> Topology:
-    """The processes that `config` asks for, without reservations (`reserving` adds them). settings:
-    resolved configuration of each room."""
-    selectors = {
-        ProcessRole.COORDINATOR: config.coordinator_selector,
-        ProcessRole.VERIFY: config.verifier_selector,
-        ProcessRole.DRAFT: config.drafter_selector,
+    """The processes that `config` asks for, with the reservations that it states (`reserving` adds
+    the others). settings: resolved configuration of each room."""
+    stated: dict[ProcessRole, dict[str, Any]] = {
+        ProcessRole.COORDINATOR: {
+            "cpus": config.coordinator_cpus,
+            "selector": _labels(config.coordinator_selector),
+        },
+        ProcessRole.FRONTEND: {"cpus": config.coordinator_cpus},
+        ProcessRole.VERIFY: {
+            "gpus": config.verifier_gpus,
+            "cpus": config.verifier_cpus,
+            "memory_gib": config.verifier_memory_gib,
+            "selector": _labels(config.verifier_selector),
+        },
+        ProcessRole.DRAFT: {
+            "gpus": config.drafter_gpus,
+            "cpus": config.drafter_cpus,
+            "memory_gib": config.drafter_memory_gib,
+            "selector": _labels(config.drafter_selector),
+        },
     }
     templates = {
-        role: Replica(
-            str(role), role, dict(settings.get(role, {})), selector=_labels(selectors.get(role))
-        )
+        role: Replica(str(role), role, dict(settings.get(role, {})), **stated[role])
         for role in ProcessRole
     }
     return Topology(templates, sizes_of(config))

@@ -166,7 +166,8 @@ def _serve(
             for role, template in topology.templates.items()
         }
         most = largest(config, autoscale)
-        topology, warning = reserve(topology, config, cluster.nodes(), most=most, memory=memory)
+        own = config.address is None
+        topology, warning = reserve(topology, cluster.nodes(), own=own, most=most, memory=memory)
         if warning:
             say(warning)
         _check_wanted(cell)

@@ -2,7 +2,7 @@
 
 A chunk for another process, or of another projection or shape, is refused and counted, and the
 stream goes on. Rows of sequences that are not open under their epoch are dropped and
-counted too.
+counted too. A chunk with a part that is too large is counted and ends the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import FeatureReceiver, Outcome
 from draft_service.interface import Rows, number_here
-from dspark.errors import InvalidRequest, PeerError
+from dspark.errors import PeerError
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker
@@ -90,18 +90,17 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
         self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken
     ) -> None:
         async for chunk, too_large, _ in chunks:
-            self._take(chunk, too_large, taken)
+            if too_large is not None:  # how many rows it had is not known
+                self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
+                raise too_large
+            self._take(chunk, taken)
             while taken.done - taken.told > UNTOLD:  # its peer reads no acknowledgements
                 taken.told_all.clear()
                 await taken.told_all.wait()
 
-    def _take(
-        self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None, taken: _Taken
-    ) -> None:
+    def _take(self, chunk: features_pb2.FeatureChunk, taken: _Taken) -> None:
         taken.read += 1
-        if too_large is not None:  # how many rows it had is not known
-            self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
-        read = self._read(chunk, too_large)
+        read = self._read(chunk)
         if isinstance(read, Refusal):
             self._settle(chunk, read, taken)
         else:
@@ -122,11 +121,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             taken.watermarks[chunk.sequence, chunk.epoch] = outcome
         taken.finish()
 
-    def _read(
-        self, chunk: features_pb2.FeatureChunk, too_large: InvalidRequest | None
-    ) -> Rows | Refusal:
-        if too_large is not None:
-            return Refusal(RefusalReason.INVALID, str(too_large))
+    def _read(self, chunk: features_pb2.FeatureChunk) -> Rows | Refusal:
         if chunk.sink_incarnation != self._worker.incarnation:
             return Refusal(
                 RefusalReason.WRONG_INCARNATION,

@@ -62,11 +62,9 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         draining = self._worker.draining
         if request.incarnation != self._worker.incarnation:
             raise Unavailable(f"incarnation: this is not process {request.incarnation}")
-        begins = asyncio.Event()
-        with draining.telling(begins.set):
-            await begins.wait()
-            yield types_pb2.Draining(finish_within_ms=draining.left_ms)
-            await asyncio.Event().wait()  # until the process ends
+        await draining.wait()
+        yield types_pb2.Draining(finish_within_ms=draining.left_ms)
+        await asyncio.Event().wait()  # until the process ends
 
     async def Rounds(
         self,

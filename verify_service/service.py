@@ -120,11 +120,12 @@ class ControlStream:
         self._outbox.put(write_up(self._worker.incarnation, (), int(1e3 * lease_s)))
         reading = asyncio.create_task(self._read(requests))
         watching = asyncio.create_task(self._watch(lease_s))
+        parting = asyncio.create_task(self._part())
         try:
-            with self._worker.draining.telling(self._say_draining):
-                async with contextlib.aclosing(self._outbox.until(reading, watching)) as events:
-                    async for event in events:
-                        yield event
+            outbox = self._outbox.until(reading, watching, parting)
+            async with contextlib.aclosing(outbox) as events:
+                async for event in events:
+                    yield event
         finally:
             with contextlib.suppress(Unavailable):
                 # Unavailable: the process is ending, and its memory with it
@@ -135,8 +136,11 @@ class ControlStream:
     def _say(self, news: Sequence[Up]) -> None:
         self._outbox.put(write_up(self._worker.incarnation, news))
 
-    def _say_draining(self) -> None:
+    async def _part(self) -> None:
+        """Tells the coordinator once the worker drains."""
+        await self._worker.draining.wait()
         self._say([Draining(self._worker.draining.left_ms * 1e-3)])
+        await asyncio.Event().wait()  # until the stream ends
 
     async def _read(self, requests: AsyncIterator[Read[verify_pb2.ControlDown]]) -> None:
         async for message, too_large, size in requests:

@@ -22,7 +22,7 @@ from coordinator.workers.membership import Membership
 from coordinator.workers.worker import Address, WorkerConnection, WorkerRole
 from dspark.errors import ConfigError, InvalidRequest
 from dspark.runtime.addresses import split_endpoint
-from dspark.runtime.shell import Shell
+from dspark.runtime.shell import ShellProcess
 from dspark.runtime.telemetry import Metrics
 from dspark.wire.v1 import control_pb2, control_pb2_grpc, types_pb2
 
@@ -45,8 +45,10 @@ _ROLES = {control_pb2.ROLE_VERIFY: WorkerRole.VERIFY, control_pb2.ROLE_DRAFT: Wo
 class ControlService(control_pb2_grpc.ControlServicer):
     """gRPC servicer of Announce, GetStatus, Explain and GetEnded."""
 
-    def __init__(self, cell: LocalCell, frontends: CellService, shell: Shell, name: str) -> None:
-        self._cell, self._frontends, self._shell, self._name = cell, frontends, shell, name
+    def __init__(
+        self, cell: LocalCell, frontends: CellService, process: ShellProcess, name: str
+    ) -> None:
+        self._cell, self._frontends, self._process, self._name = cell, frontends, process, name
 
     async def Announce(
         self, request: control_pb2.AnnounceRequest, context: grpc.aio.ServicerContext
@@ -80,7 +82,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             queue_limit=admission.queue_limit,
             version=dspark.__version__,
         )
-        write_totals(self._shell.metrics, reply)
+        write_totals(self._process.metrics, reply)
         return reply
 
     async def Explain(
@@ -121,12 +123,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return control_pb2.ProcessStatus(
             role=control_pb2.ROLE_COORDINATOR,
             name=self._name,
-            endpoint=self._shell.endpoint,
+            endpoint=self._process.endpoint,
             pid=os.getpid(),
-            incarnation=self._shell.incarnation,
+            incarnation=self._process.incarnation,
             state="draining" if self._cell.admission.draining else "serving",
             sequences=self._cell.admission.running + self._cell.admission.queued,
-            metrics_port=self._shell.metrics_port,
+            metrics_port=self._process.metrics_port,
         )
 
     def _lane_status(self, lane: Lane) -> control_pb2.LaneStatus:

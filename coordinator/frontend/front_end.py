@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from coordinator.cells.cell import CellPort
+from coordinator.cells.cell import CellPort, served
 from coordinator.config import ClientsConfig, http_missing
 from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import read_pace
@@ -18,7 +18,7 @@ from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.security import streams_per_connection
 from dspark.runtime.server import LEAST_PUBLIC_PING_MS, PUBLIC_LOOKAHEAD, ServerLimits
-from dspark.runtime.shell import Servicer, Shell, ShellProcess
+from dspark.runtime.shell import Servicer, ShellProcess
 from dspark.runtime.wire_limits import MAX_REQUEST
 from dspark.wire.v1 import generate_pb2_grpc
 
@@ -37,53 +37,49 @@ LAST_WRITES_S = 1.0  # for the last messages of streams whose requests were ende
 
 class ClientsProcess(ShellProcess, Generic[C]):
     """A process that serves a cell over gRPC, and HTTP if configured; the cell is here or in
-    another process. most: requests at one time, those being refused included. interval_s: least
-    time between two chunks of one client."""
+    another process, and is set before it listens. most: requests at one time, those being refused
+    included. interval_s: least time between two chunks of one client."""
 
     last_s = LAST_WRITES_S
+    cell: C
 
     def __init__(
-        self,
-        config: ClientsConfig,
-        shell: Shell,
-        cell: C,
-        tokenizer: Tokenizer | None,
-        *,
-        most: int,
-        interval_s: float = 0.0,
+        self, role: str, config: ClientsConfig, *, most: int, interval_s: float = 0.0
     ) -> None:
-        super().__init__(shell)
-        self.cell, self._config, self._most = cell, config, most
+        super().__init__(role, config, lambda: config.target or served(self.cell))
+        self._config: ClientsConfig = config
+        self._most, self._interval_s = most, interval_s
+        self._http: HttpServer | None = None
+
+    async def listen(self, tokenizer: Tokenizer | None, *more: Servicer) -> None:
+        """Opens gRPC for clients, and `/metrics`. more: servicers beside the clients' one."""
+        config = self._config
         self._processor = InputProcessor(
-            cell,
+            self.cell,
             tokenizer,
             asyncio.get_running_loop(),
-            shell.metrics,
+            self.metrics,
             max_unread=config.max_unread,
             longest_s=config.request_deadline_s,
         )
         generation = GenerationService(
             self._processor,
-            interval_s=interval_s,
+            interval_s=self._interval_s,
             unread_s=config.max_unread_s,
             pace=read_pace(config),
         )
-        self._servicer = Servicer(
+        servicer = Servicer(
             generate_pb2_grpc.add_GenerationServicer_to_server, generation, GENERATION
         )
-        self._http: HttpServer | None = None
-
-    async def listen(self, *more: Servicer) -> None:
-        """Opens gRPC for clients, and `/metrics`. more: servicers beside the clients' one."""
         limits = ServerLimits(
             max_concurrent_streams=self._most,  # so that excess is refused, not left waiting
-            per_connection=streams_per_connection(self._config, self._most),
+            per_connection=streams_per_connection(config, self._most),
             max_receive=MAX_REQUEST,
             least_ping_ms=LEAST_PUBLIC_PING_MS,
             lookahead=PUBLIC_LOOKAHEAD,
         )
-        await self.shell.listen(
-            [self._servicer, *more], limits=limits, prompt_bytes=lambda: prompt_bytes(self.cell)
+        await self.open(
+            [servicer, *more], limits=limits, prompt_bytes=lambda: prompt_bytes(self.cell)
         )
 
     async def open_http(self, more: Callable[[Api], Iterable[APIRouter]] = lambda _: ()) -> None:

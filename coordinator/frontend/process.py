@@ -6,7 +6,6 @@ import os
 
 import structlog
 
-from coordinator.cells.cell import served
 from coordinator.config import FrontendConfig
 from coordinator.frontend.front_end import ClientsProcess
 from coordinator.frontend.remote_cell import RemoteCell
@@ -14,7 +13,6 @@ from coordinator.reception.tokenizer import load_tokenizer
 from dspark.errors import ConfigError
 from dspark.runtime.addresses import join_endpoint, split_endpoint
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Shell
 from dspark.wire.v1 import frontend_pb2
 
 log = structlog.get_logger("dspark.frontend")
@@ -26,30 +24,29 @@ async def start(config: FrontendConfig, *, name: str = "frontend/0") -> ClientsP
     """Starts a front end. It listens at once, and reports SERVING whenever a coordinator with ready
     workers is attached."""
     check(config)
-    shell = Shell("frontend", config, lambda: config.target or served(cell))
+    most, interval_s = config.max_streams + SPARE_STREAMS, config.chunk_interval_ms / 1000
+    process = ClientsProcess[RemoteCell]("frontend", config, most=most, interval_s=interval_s)
     tokenizer = await load_tokenizer(config.target, config.target_revision)
-    hello = frontend_pb2.FrontendHello(name=name, incarnation=shell.incarnation, pid=os.getpid())
+    hello = frontend_pb2.FrontendHello(name=name, incarnation=process.incarnation, pid=os.getpid())
 
     def changed(serving: bool) -> None:
         if cell.draining:
             return  # it stays NOT_SERVING, whatever becomes of the coordinator meanwhile
         event = "frontend.serving" if serving else "frontend.waiting"
         log.info(event, name=name, coordinator=config.coordinator)
-        shell.server.say_serving(serving)
+        process.server.say_serving(serving)
 
-    cell = RemoteCell(
+    process.cell = cell = RemoteCell(
         join_endpoint(*split_endpoint(config.coordinator)),
-        shell.security,
+        process.security,
         max_calls=config.max_streams,
         hello=hello,
         on_change=changed,
-        metrics=shell.metrics,
+        metrics=process.metrics,
     )
-    most, interval_s = config.max_streams + SPARE_STREAMS, config.chunk_interval_ms / 1000
-    process = ClientsProcess(config, shell, cell, tokenizer, most=most, interval_s=interval_s)
     try:
-        await process.listen()
-        hello.endpoint, hello.metrics_port = shell.endpoint, shell.metrics_port
+        await process.listen(tokenizer)
+        hello.endpoint, hello.metrics_port = process.endpoint, process.metrics_port
         await process.open_http()
         cell.start()
         await cell.attached(config.attach_wait_s)

@@ -263,23 +263,14 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             check_size(method, request, self._prompt_bytes())
             return parse(request) if parse is not None else request
 
-        async def answer_once(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
-                return await inner(read(request, context), context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                await self._abort(context, method, error)
-
-        async def answer_stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+        async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
                 made = inner(read(request, context), context)
-                if inspect.isawaitable(made):  # it writes by itself
-                    await made
-                else:
-                    async with contextlib.aclosing(made) as responses:
-                        async for response in responses:
-                            await context.write(response)
+                if inspect.isawaitable(made):  # a single response, or a stream written by itself
+                    return await made
+                async with contextlib.aclosing(made) as responses:
+                    async for response in responses:
+                        await context.write(response)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
@@ -287,7 +278,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         build = getattr(grpc, f"{kind}_rpc_method_handler")
         return build(
-            answer_stream if handler.response_streaming else answer_once,
+            answer,
             # A single request is parsed in `read`, once its size is checked.
             request_deserializer=self._readers.get(method, parse)
             if handler.request_streaming

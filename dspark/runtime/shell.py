@@ -1,4 +1,4 @@
-"""The part that all serving processes share: identity, metrics, listeners, and an orderly stop.
+"""What all serving processes share: identity, metrics, listeners, and an orderly stop.
 
 A process checks its addresses, loads, listens, and reports that it serves. Every role stops in the
 same steps: it takes no new work, health reports so, present work may finish within the grace,
@@ -37,10 +37,12 @@ class Servicer(NamedTuple):
     readers: Mapping[str, Callable[[bytes], Any]] = {}
 
 
-class Shell:
-    """Identity, metrics and listeners of one process. role: section of the configuration. model:
-    returns the served model, if known. Raises ConfigError for an address that is not free, or open
-    to strangers."""
+class ShellProcess(ABC):
+    """A serving process of any role. role: section of the configuration. model: returns the served
+    model, if known. Raises ConfigError for an address that is not free, or open to strangers."""
+
+    last_s: ClassVar[float]  # for the last messages of streams, after all work has ended
+    http_url: str | None = None  # of its HTTP front, if it has one
 
     def __init__(self, role: str, config: ListenConfig, model: Callable[[], str | None]) -> None:
         self._config, self._model = config, ""
@@ -53,8 +55,8 @@ class Shell:
             return model_name(self._model, config.served_model)
 
         self.metrics = Metrics(cell=config.cell, model_name=known)
-        self.incarnation = new_incarnation()
-        self.endpoint = ""  # this and the next are known once it listens
+        self.incarnation = new_incarnation()  # number of this process start
+        self.endpoint = ""  # host:port of its gRPC server; this and the next once it listens
         self.metrics_port = 0
         self._server: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
@@ -64,7 +66,7 @@ class Shell:
         assert self._server is not None, "it does not listen yet"
         return self._server
 
-    async def listen(self, servicers: Iterable[Servicer], **options: Any) -> None:
+    async def open(self, servicers: Iterable[Servicer], **options: Any) -> None:
         """Opens gRPC and `/metrics`, not yet SERVING. options: of `GrpcServer`."""
         config = self._config
         server = GrpcServer(
@@ -80,55 +82,26 @@ class Shell:
             )
             self.metrics_port = self._metrics_server.server_port
 
-    async def abandon(self) -> None:
-        """Closes what is open, at once."""
-        if self._server is not None:
-            await self._server.drain(0.0)
-        self.close()
-
-    def close(self) -> None:
-        """Closes `/metrics`, after the last message of the process."""
-        if self._metrics_server is not None:
-            self._metrics_server.close()
-
-
-class ShellProcess(ABC):
-    """A serving process of any role."""
-
-    last_s: ClassVar[float]  # for the last messages of streams, after all work has ended
-    http_url: str | None = None  # of its HTTP front, if it has one
-
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
-
-    @property
-    def endpoint(self) -> str:
-        """host:port of its gRPC server."""
-        return self.shell.endpoint
-
-    @property
-    def incarnation(self) -> int:
-        """Number of this process start."""
-        return self.shell.incarnation
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.shell.metrics
-
     async def stop(self, grace_s: float = 5.0) -> None:
         """Takes no new work, lets present work finish within the grace, frees everything. May be
         called again with a shorter grace while it runs."""
         self._leave(grace_s)
-        await self.shell.server.set_serving(False)
+        await self.server.set_serving(False)
         await self._empty(grace_s)
-        await self.shell.server.drain(min(grace_s, self.last_s))
+        await self.server.drain(min(grace_s, self.last_s))
         await self._close(grace_s)
-        self.shell.close()
+        self._close_metrics()
 
     async def abandon(self) -> None:
-        """Closes what was opened by a process that cannot start."""
+        """Closes, at once, what was opened by a process that cannot start."""
         await self._close(0.0)
-        await self.shell.abandon()
+        if self._server is not None:
+            await self._server.drain(0.0)
+        self._close_metrics()
+
+    def _close_metrics(self) -> None:
+        if self._metrics_server is not None:  # after the last message of the process
+            self._metrics_server.close()
 
     @abstractmethod
     def _leave(self, grace_s: float) -> None:

@@ -319,12 +319,6 @@ class Metrics:
         reason = "forbidden" if isinstance(error, Forbidden) else "unauthenticated"
         self.refusals.labels(reason=reason).inc()
 
-    def note_load(self, sequences: int, pages: int, of: int) -> None:
-        """Sets the gauges of what a worker holds."""
-        self.sequences.set(sequences)
-        self.pages_held.set(pages)
-        self.kv_cache_usage.set(pages / of if of else 0.0)
-
     def bounded_label(self, label: str) -> str:
         """The label of a request, or "other" for a new one after `MOST_LABELS` different ones."""
         if label not in self._labels:

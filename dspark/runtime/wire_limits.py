@@ -2,8 +2,8 @@
 
 Parsing a message of a million small parts takes many times its bytes and time. So small requests
 are bounded as a whole, and a request for an answer by its parts, the prompt by what the cell could
-take. Parts that are too large in a command between services are cut out, and the command is
-refused. Checks by field follow after that.
+take. A command between services with a part that is too large is not parsed, and ends its stream.
+Checks by field follow after that.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_size(method: str, data: bytes, prompt: int = MAX_REQUEST) -> None:
             **PARTS,
             **{number: (name, min(most, prompt)) for number, (name, most) in _PROMPT.items()},
         }
-        if (why := _trimmed(memoryview(data), Bounds(parts))[1]) is not None:
+        if (why := too_large(memoryview(data), Bounds(parts))) is not None:
             raise why
 
 
@@ -93,7 +93,7 @@ M = TypeVar("M")
 
 
 class Read(NamedTuple, Generic[M]):
-    """A received command, without the parts that were too large."""
+    """A received command; an empty one in place of one with a part that was too large."""
 
     message: M
     too_large: InvalidRequest | None
@@ -101,75 +101,40 @@ class Read(NamedTuple, Generic[M]):
 
 
 def reading(parse: Callable[[bytes], M], bounds: Bounds) -> Callable[[bytes], Read[M]]:
-    """A parser of commands that checks their size first."""
+    """A parser of commands that checks the size of large ones first."""
 
     def read(data: bytes) -> Read[M]:
-        kept, too_large = trimmed(data, bounds)
-        return Read(parse(kept), too_large, len(data))
+        why = too_large(memoryview(data), bounds) if len(data) > LOOKED_AT else None
+        return Read(parse(data if why is None else b""), why, len(data))
 
     return read
 
 
-def trimmed(data: bytes, bounds: Bounds) -> tuple[bytes, InvalidRequest | None]:
-    """The message without the parts that are too large, and the error that names one; small
-    messages are not checked."""
-    if len(data) <= LOOKED_AT:
-        return data, None
-    kept, why = _trimmed(memoryview(data), bounds)
-    return (data, None) if why is None else (b"".join(kept), why)
+def too_large(data: memoryview, bounds: Bounds) -> InvalidRequest | None:
+    """The error that names the first part of a message that is too large; None without one."""
+    for count, (number, value, end) in enumerate(_parts(data), 1):
+        name, most = bounds.parts.get(number, ("message", KIB))
+        if count > bounds.most:
+            return InvalidRequest(name, f"more than {bounds.most} parts")
+        if (inner := bounds.inner.get(number)) is not None:
+            if (why := too_large(data[value:end], inner)) is not None:
+                return why
+        elif end - value > most:
+            return InvalidRequest(name, f"{end - value} bytes, at most {most} are allowed")
+    return None
 
 
-def _trimmed(
-    data: memoryview, bounds: Bounds
-) -> tuple[list[memoryview | bytes], InvalidRequest | None]:
-    kept: list[tuple[int, memoryview | bytes]] = []  # by field number
-    why: InvalidRequest | None = None
-    for count, part in enumerate(_parts(data), 1):
-        name, most = bounds.parts.get(part.number, ("message", KIB))
-        inner = bounds.inner.get(part.number)
-        if count > bounds.most:  # too many of a kind: none of that kind is kept
-            kept = [(number, piece) for number, piece in kept if number != part.number]
-            why = InvalidRequest(name, f"more than {bounds.most} parts")
-            break
-        piece: memoryview | bytes = data[part.begin : part.end]
-        if inner is not None:
-            its, problem = _trimmed(data[part.value : part.end], inner)
-            if problem is not None:
-                head = bytes(data[part.begin : part.length]) + _written(sum(map(len, its)))
-                piece, why = b"".join((head, *its)), problem
-        elif part.size > most:
-            why = InvalidRequest(name, f"{part.size} bytes, at most {most} are allowed")
-            continue
-        kept.append((part.number, piece))
-    return [piece for _, piece in kept], why
-
-
-class _Part(NamedTuple):
-    """Offsets of a field in the bytes of its message: its tag, the length of a value that has one,
-    the value."""
-
-    number: int
-    begin: int
-    length: int
-    value: int
-    end: int  # of the value as its length says, which may lie beyond the data
-
-    @property
-    def size(self) -> int:
-        return self.end - self.value
-
-
-def _parts(data: memoryview) -> Iterator[_Part]:
-    """The fields of a message in order, up to bytes that no parser would accept."""
+def _parts(data: memoryview) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message in order, up to bytes that no parser would accept: number, and
+    offsets of the value and of its end as its length says, which may lie beyond the data."""
     at = 0
     most = len(data)
     while at < most:
-        begin = at
         tag = data[at]
         at += 1
         if tag >= 0x80:
-            tag, at = _varint(data, begin)
-        kind, length = tag & 7, at
+            tag, at = _varint(data, at - 1)
+        kind = tag & 7
         if kind == _BYTES:
             if at < most and data[at] < 0x80:
                 size, at = data[at], at + 1
@@ -182,17 +147,8 @@ def _parts(data: memoryview) -> Iterator[_Part]:
             end = at + _FIXED[kind]
         else:  # a group, or no field at all
             return
-        yield _Part(tag >> 3, begin, length, at, end)
+        yield tag >> 3, at, end
         at = end
-
-
-def _written(value: int) -> bytes:
-    """The bytes of a number as a varint."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

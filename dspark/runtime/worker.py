@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,9 +22,8 @@ from dspark.pages import EngineUsage
 from dspark.runtime.cost_store import Curve
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.process import keep_freed_memory, wait_briefly
-from dspark.runtime.security import Security
 from dspark.runtime.setting import check_settings
-from dspark.runtime.shell import Servicer, Shell, ShellProcess
+from dspark.runtime.shell import Servicer, ShellProcess
 from dspark.targets import check_model
 from dspark.types import RefusalReason
 from dspark.wire import codec
@@ -38,20 +37,11 @@ _LOOK_S = 0.05  # seconds between checks of what is still held
 class WorkerEngine(Protocol):
     """The attributes of every worker's engine. Methods run on the thread that owns the device."""
 
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def device(self) -> object: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def projection(self) -> str: ...
+    config: Any
+    fingerprint: str
+    device: Any
+    dtype: str
+    projection: str
 
     @property
     def held(self) -> EngineUsage: ...
@@ -66,41 +56,21 @@ def new_owner() -> int:
     return next(_owners)
 
 
-class Farewell:
-    """Whether a worker is draining, and the callbacks for when that begins. It begins once and
-    never ends."""
+class Farewell(asyncio.Event):
+    """Set once a worker is draining, and never cleared."""
 
-    def __init__(self) -> None:
-        self._until: float | None = None  # monotonic
-        self._listeners: list[Callable[[], None]] = []
-
-    def is_set(self) -> bool:
-        return self._until is not None
+    _until = 0.0  # monotonic
 
     @property
     def left_ms(self) -> int:
         """Milliseconds until work that is left is ended; 0 before draining begins."""
-        return (
-            max(int((self._until - time.monotonic()) * 1000), 0) if self._until is not None else 0
-        )
+        return max(int((self._until - time.monotonic()) * 1000), 0)
 
     def begin(self, grace_s: float) -> None:
-        """Begins draining, with `grace_s` for present work, and calls the listeners."""
-        if self._until is None:
+        """Begins draining, with `grace_s` for present work."""
+        if not self.is_set():
             self._until = time.monotonic() + grace_s
-            for tell in list(self._listeners):
-                tell()
-
-    @contextlib.contextmanager
-    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Within a `with` block `tell` is called when draining begins; at once if it has begun."""
-        self._listeners.append(tell)
-        try:
-            if self._until is not None:
-                tell()
-            yield
-        finally:
-            self._listeners.remove(tell)
+            self.set()
 
 
 class Services(NamedTuple):
@@ -123,16 +93,11 @@ class Worker(ShellProcess, Generic[E]):
     cost: Curve | None
     services = Services(())
 
-    def __init__(
-        self, role: str, device: DeviceWorker, shell: Shell, passes: DeviceWorker | None
-    ) -> None:
-        super().__init__(shell)
-        self.role, self.device, self.passes = role, device, passes
+    def __init__(self, role: str, config: Any, name: str, model: str, *, passes: bool) -> None:
+        super().__init__(role, config, lambda: model or config.engine)
+        self.role, self.device = role, DeviceWorker(name)
+        self.passes = DeviceWorker(f"{name}-passes") if passes else None
         self.draining = Farewell()
-
-    @property
-    def security(self) -> Security:
-        return self.shell.security
 
     @property
     def threads(self) -> list[DeviceWorker]:
@@ -153,14 +118,16 @@ class Worker(ShellProcess, Generic[E]):
             "dtype": self.engine.dtype,
             "cost": codec.write_cost(self.cost) if self.cost else None,
             "draining": self.draining.is_set(),
-            "metrics_port": self.shell.metrics_port,
+            "metrics_port": self.metrics_port,
             "warm": self.metrics.value("forward_seconds_count", kind=self.role) > 0,
         }
 
     def note_load(self) -> None:
         """Sets the metrics of what the engine holds."""
-        held = self.engine.held
-        self.metrics.note_load(held.sequences, held.pages_held, held.pages_total)
+        held, there = self.engine.held, self.engine.held.pages_total
+        self.metrics.sequences.set(held.sequences)
+        self.metrics.pages_held.set(held.pages_held)
+        self.metrics.kv_cache_usage.set(held.pages_held / there if there else 0.0)
 
     def refused(self, reason: RefusalReason) -> None:
         """Counts a refusal."""
@@ -196,30 +163,28 @@ async def start_worker(
     computes, and may take minutes. passes: whether that is a second one beside the device's."""
     keep_freed_memory()
     wait_briefly()
-    shell = Shell(role, config, lambda: model or config.engine)
-    computes = DeviceWorker(f"{name}-passes") if passes else None
-    worker = Worker[E](role, DeviceWorker(name), shell, computes)
+    worker = Worker[E](role, config, name, model, passes=passes)
     try:
         engine, worker.cost = await worker.threads[0].run(load)
         worker.engine = engine
         worker.services = services(worker)
-        shell.metrics.pages_total.set(engine.held.pages_total)
-        await shell.listen(worker.services.servicers)
-        await shell.server.set_serving(True)
+        worker.metrics.pages_total.set(engine.held.pages_total)
+        await worker.open(worker.services.servicers)
+        await worker.server.set_serving(True)
         for each in worker.threads:
-            each.on_health = shell.server.say_serving
+            each.on_health = worker.server.say_serving
     except BaseException:
         await worker.abandon()
         raise
     log.info(
         f"{role}.serving",
         name=name,
-        endpoint=shell.endpoint,
+        endpoint=worker.endpoint,
         model=(config.drafter if role == "draft" else config.target) or config.engine,
         device=str(engine.device),
         dtype=engine.dtype,
         pages=engine.held.pages_total,
-        metrics_port=shell.metrics_port,
+        metrics_port=worker.metrics_port,
         projection=engine.projection or None,
     )
     return worker

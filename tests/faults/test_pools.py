@@ -12,7 +12,7 @@ import pytest
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import Pending, StartedProcess
+from deploy.fleet import StartedProcess, Waits
 from deploy.probe import ControlAnnouncer
 from deploy.topology import Replica, desired
 from tests.faults.simulated import SimulatedCell, simulate
@@ -34,7 +34,7 @@ class CellFleet:
     async def adopt(self) -> Mapping[str, StartedProcess]:
         return {name: self._started(name) for name in self._cell.processes}
 
-    async def launch(self, replica: Replica) -> StartedProcess:
+    async def launch(self, replica: Replica, waits: Waits) -> StartedProcess:
         await self._cell.begin(replica.name)
         return self._started(replica.name)
 
@@ -48,21 +48,18 @@ class CellFleet:
     def misfit(self, replicas: Collection[Replica]) -> str:
         return ""
 
-    def pending(self, name: str) -> Pending:
-        return Pending()
-
 
 @asynccontextmanager
 async def supervised(
     cell: SimulatedCell, autoscale: AutoscaleConfig | None = None
 ) -> AsyncIterator[Controller]:
-    topology = desired(ClusterConfig(target="t", drafter="d", verifiers=1, drafters=1), {})
+    config = ClusterConfig(target="t", drafter="d", drain_s=5.0)
     controller = Controller(
-        topology,
+        desired(config, {}),
         CellFleet(cell),
         ControlAnnouncer(None),
-        drain_s=5.0,
-        autoscale=autoscale or AutoscaleConfig(),
+        config,
+        autoscale or AutoscaleConfig(),
     )
     watching = asyncio.create_task(controller.run())
     try:

@@ -199,7 +199,7 @@ async def test_answers_wait_for_the_verifier_that_is_about_to_serve(
     whole = await client.complete([3, 4, 5], **options)
     stream = client.generate([3, 4, 5], **options)
     tokens = list((await anext(stream)).token_ids)
-    await first.shell.server._server.stop(None)
+    await first.server._server.stop(None)
     await until(lambda: looks > 1)
     go.set()
     async for event in stream:

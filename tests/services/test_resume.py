@@ -127,7 +127,7 @@ async def test_answers_go_on_word_for_word(
             # as when it is killed; see row 21 of docs/reliability.md for that
             if lost == "verifier":
                 holder = max(site.verifiers, key=lambda each: each.engine.held.sequences)
-                await holder.shell.server._server.stop(None)
+                await holder.server._server.stop(None)
                 brake.release()
             else:  # running streams end with UNAVAILABLE
                 await site.serving.stop(0.0)

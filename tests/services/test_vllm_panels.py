@@ -46,7 +46,7 @@ cell = of_module(slowly, http=None, max_running=1, policy="fixed:2", shared=SHAR
 def _samples(cell: HttpCell) -> list[Sample]:
     found: list[Sample] = []
     for process in (cell.coordinator, cell.verifier, cell.drafter):
-        page = httpx.get(f"http://127.0.0.1:{process.shell.metrics_port}/metrics").text
+        page = httpx.get(f"http://127.0.0.1:{process.metrics_port}/metrics").text
         for family in text_string_to_metric_families(page):
             found += family.samples
     return found

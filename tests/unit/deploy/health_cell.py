@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from deploy.autoscale import AutoscaleConfig
 from deploy.config import ClusterConfig
 from deploy.controller import Controller
-from deploy.fleet import Pending, StartedProcess, StartFailed
+from deploy.fleet import StartedProcess, StartFailed, Waits
 from deploy.probe import ControlAnnouncer
 from deploy.topology import ProcessRole, Replica, desired
 from dspark.client import CellStatus
@@ -38,9 +38,10 @@ class HealthFleet:
     async def adopt(self) -> Mapping[str, StartedProcess]:
         return self.left
 
-    async def launch(self, replica: Replica) -> StartedProcess:
+    async def launch(self, replica: Replica, waits: Waits) -> StartedProcess:
         self.asked.append(replica)
         if replica.name in self.unplaced:
+            waits("no node has a GPU", True)
             await asyncio.Event().wait()
         if replica.name in self.broken:
             raise self.broken[replica.name]
@@ -66,9 +67,6 @@ class HealthFleet:
 
     def misfit(self, replicas: Collection[Replica]) -> str:
         return "no node has a GPU" if len(replicas) > 9 else ""
-
-    def pending(self, name: str) -> Pending:
-        return Pending("no node has a GPU", True) if name in self.unplaced else Pending()
 
 
 class Listener(ControlAnnouncer):
@@ -113,8 +111,8 @@ class Cell:
             desired(config, settings),
             self.fleet,
             self.listener,
-            drain_s=config.drain_s,
-            autoscale=autoscale,
+            config,
+            autoscale,
         )
         self._keeping: asyncio.Task[None] | None = None
 

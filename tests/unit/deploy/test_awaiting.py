@@ -65,15 +65,21 @@ CONNECTED = CellStatus((VERIFIER, DRAFTER), lanes=(FED,))
 
 def test_what_a_coordinator_lacks_is_told() -> None:
     lost = replace(DRAFTER, state="lost", detail="away")
+    left, unfed = replace(VERIFIER, name="verify/1"), replace(UNFED, verifier="verify/1")
     told = {
         "": CONNECTED,
-        "1 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, processes=(VERIFIER,)),
-        "0 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=()),
-        "2 of 1 lanes, 1 of 1 drafters feed": replace(CONNECTED, lanes=(FED, FED)),
-        "1 of 1 lanes, 0 of 1 drafters feed": replace(CONNECTED, lanes=(UNFED,)),
+        "draft/0 is not connected": replace(CONNECTED, processes=(VERIFIER,)),
+        "draft/0 is serving, in no lane, verify/0 is serving, in no lane": replace(
+            CONNECTED, lanes=()
+        ),
+        "draft/0 is serving, in no lane": replace(CONNECTED, lanes=(UNFED,)),
         "draft/0 is lost (away)": replace(CONNECTED, processes=(VERIFIER, lost)),
+        "verify/1 is serving": replace(
+            CONNECTED, processes=(*CONNECTED.processes, left), lanes=(FED, unfed)
+        ),
     }
-    assert [awaiting.missing(status, 1, 1) for status in told.values()] == [*told]
+    wanted = {"verify/0", "draft/0"}
+    assert [awaiting.missing(status, wanted) for status in told.values()] == [*told]
 
 
 def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
@@ -90,7 +96,7 @@ def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(
     assert awaiting.await_lanes(client, report, float("inf"), told.append) == (1, 1)
     assert told == ["still waiting: nobody there"]
     names.append("verify/1")
-    with pytest.raises(Unavailable, match="not connected in time: 1 of 2 lanes"):
+    with pytest.raises(Unavailable, match="not connected in time: verify/1 is not connected"):
         awaiting.await_lanes(client, report, 0.0, told.append)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from deploy import cluster, down, ray_table
 from deploy.autoscale import AutoscaleConfig
@@ -14,7 +15,7 @@ from deploy.config import ClusterConfig
 from deploy.fleet import AnotherCell, NothingStarted
 from deploy.topology import desired
 from dspark.client.cell import Cell, cell_file, write_cell
-from dspark.errors import Unavailable
+from dspark.errors import ConfigError, Unavailable
 from tests.noted_cell import CELL
 
 
@@ -38,13 +39,25 @@ def cell(cell_id: str) -> Cell:
     return replace(CELL, cell_id=cell_id, name="ours")
 
 
-def test_what_was_said_holds_for_the_very_cell_that_it_was_said_to(table: dict[str, bytes]) -> None:
-    assert ray_table.taken_over("ours", "one") == (None, None)
-    ray_table.keep("ours", ray_table.SIZES, "3 2")
-    ray_table.keep("ours", ray_table.AUTOSCALE, "off")
-    assert ray_table.taken_over("ours", "one") == ("off", "3 2"), "Ray restarted its controller"
-    assert ray_table.taken_over("ours", "another") == (None, None)
-    assert table == {"ours/owner": b"another"}
+def controller(cell_id: str, **keys: Any) -> cluster.DsparkController:
+    keys = {"target": "t", "drafter": "d", "cell": "ours", "address": "head:6379", **keys}
+    config = ClusterConfig(**keys)
+    made = cluster.DsparkController(cell_id, desired(config, {}), {}, config, AutoscaleConfig())
+    made._loop.cancel()
+    return made
+
+
+async def test_what_was_said_holds_for_the_very_cell_that_it_was_said_to(
+    table: dict[str, bytes],
+) -> None:
+    controller("one").resize(3, 2, autoscale=True)
+    again = controller("one")
+    assert again.sizes() == (3, 2), "Ray restarted it"
+    with pytest.raises(ConfigError, match="autoscaling keeps"):
+        again.resize(3, 9)
+    assert controller("another").sizes() == (1, 1)
+    assert ray_table.kept("ours") == {"owner": "another", "sizes": [1, 1], "autoscale": False}
+    assert len(table) == 1
 
 
 def test_another_cell_of_the_name_is_neither_asked_nor_sized_nor_ended(
@@ -53,7 +66,7 @@ def test_another_cell_of_the_name_is_neither_asked_nor_sized_nor_ended(
     asked = SimpleNamespace(report=SimpleNamespace(remote=lambda: None))
     monkeypatch.setattr(cluster, "controller", lambda name: asked)
     monkeypatch.setattr(cluster, "_get", lambda *_: [])
-    ray_table.taken_over("ours", "theirs")
+    ray_table.keep("ours", owner="theirs")
     for call in (
         lambda: cluster.report(cell("mine")),
         lambda: cluster.resize(cell("mine"), 1, 1, None),
@@ -68,7 +81,7 @@ def test_the_end_of_a_cell_leaves_nothing_in_the_table(
 ) -> None:
     monkeypatch.setattr(cluster, "controller", lambda name: None)
     monkeypatch.setattr(cluster, "actors_of", lambda name: [])
-    ray_table.taken_over("ours", "mine")
+    ray_table.keep("ours", owner="mine")
     with pytest.raises(Unavailable, match="gone"):
         cluster.report(cell("mine"))
     cluster.close_cell(cell("mine"), 0.0)
@@ -102,10 +115,19 @@ def test_a_controller_whose_start_is_interrupted_is_ended(monkeypatch: pytest.Mo
 
 
 async def test_new_sizes_may_take_what_draining_and_starting_may(table: dict[str, bytes]) -> None:
-    config = ClusterConfig(target="t", drafter="d", drain_s=3600.0, start_timeout_s=70.0)
-    actor = cluster.DsparkController("mine", desired(config, {}), {}, config, AutoscaleConfig())
-    actor._loop.cancel()
-    assert await actor.resize(None, None, None) == (1, 1, 3670.0)
+    actor = controller("mine", drain_s=3600.0, start_timeout_s=70.0)
+    assert actor.resize(None, None) == (1, 1, 3670.0)
+
+
+def test_sizes_that_the_controller_refuses_are_told_as_it_tells_them(
+    table: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = RayTaskError("resize", "its traceback", ConfigError("scale: draft=-1"))
+    monkeypatch.setattr(cluster, "controller", lambda name: Mock())
+    monkeypatch.setattr(cluster.ray, "get", Mock(side_effect=refused.as_instanceof_cause()))
+    ray_table.keep("ours", owner="mine")
+    with pytest.raises(ConfigError, match=r"^scale: draft=-1$"):
+        cluster.resize(cell("mine"), 1, -1, None)
 
 
 def test_down_clears_its_state_file_only(monkeypatch: pytest.MonkeyPatch) -> None:

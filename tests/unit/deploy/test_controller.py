@@ -118,15 +118,18 @@ async def test_front_ends_that_are_adopted_first_follow_the_coordinator_too(make
     assert not cell.fleet.ended, "it has no other one to follow"
 
 
-async def test_wanted_sizes_are_told_for_a_successor_and_kept_whoever_is_left(cell: Cell) -> None:
-    told: list[tuple[int, int]] = []
-    cell.controller.on_resized = lambda *sizes: told.append(sizes)
+async def test_wanted_sizes_are_told_for_a_successor_and_kept_whoever_is_left(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[tuple[int, int], bool]] = []
+    monkeypatch.setattr(cell.controller, "keep", lambda *said: told.append(said))
     for name in ("coordinator/0", "verify/0"):
         cell.fleet.left[name] = await cell.fleet.serve(name)
     await cell.run()
     assert cell.controller.sizes() == (1, 2), "a worker that is gone is started again"
-    cell.controller.resize(2, 1)
-    assert told == [(2, 1)]
+    assert cell.controller.resize(2, None)[:2] == (2, 2)
+    cell.controller.resize(None, 1, autoscale=True)
+    assert told == [((2, 2), False), ((2, 1), False), ((2, 1), True)]
 
 
 async def test_a_process_that_stays_silent_is_replaced(

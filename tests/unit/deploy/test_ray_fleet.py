@@ -8,7 +8,6 @@ import pytest
 
 from deploy import ray_fleet
 from deploy.config import ClusterConfig
-from deploy.fleet import Pending
 from deploy.topology import Topology, desired
 from tests.waiting import until
 
@@ -43,12 +42,13 @@ async def test_a_process_that_has_a_place_waits_for_none(
     monkeypatch.setattr(ray_fleet, "nodes", lambda: [ray_fleet.Node("n", {"CPU": 8.0})])
     monkeypatch.setattr(ray_fleet, "LOOK_S", 0.01)
     fleet = ray_fleet.RayFleet(topology, {}, ClusterConfig(target="t", drafter="d"))
-    launch = asyncio.create_task(fleet.launch(topology.coordinator))
-    name = topology.coordinator.name
-    await until(lambda: fleet.pending(name).why == "waiting for Ray to start a worker process")
+    told: list[tuple[str, bool]] = []
+    waits = lambda *what: told.append(what)  # noqa: E731
+    launch = asyncio.create_task(fleet.launch(topology.coordinator, waits))
+    await until(lambda: ("waiting for Ray to start a worker process", False) in told)
     actor.placed.set_result("n")
     await until(lambda: actor.asked_to_start)
-    assert fleet.pending(name) == Pending()
+    assert told[-1] == ("", False)
     actor.loaded.set_result({"endpoint": "127.0.0.1:7000", "incarnation": 1, "pid": 2})
     assert (await launch).pid == 2
 

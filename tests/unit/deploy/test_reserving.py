@@ -45,7 +45,8 @@ def _cell(
 ) -> tuple[Topology, str]:
     topology = desired(config, settings)
     sizes = {**topology.sizes, **(most or {})}
-    return reserve(topology, config, nodes, most=sizes, memory=dict.fromkeys(ProcessRole, memory))
+    sized, own = dict.fromkeys(ProcessRole, memory), config.address is None
+    return reserve(topology, nodes, own=own, most=sizes, memory=sized)
 
 
 def _fit(topology: Topology, *nodes: Node) -> str:
@@ -164,7 +165,7 @@ def test_memory_that_is_not_there_is_told_and_not_in_the_way_on_a_machine_of_its
 
 def test_cards_hold_weights_and_caches_so_that_little_is_left_to_main_memory() -> None:
     topology, _ = _cell(ClusterConfig(**JOINED), _node(gpus=2, cpus=16), memory=64 * GIB)
-    assert topology.replicas["verify/0"].memory == footprint.ON_CARD
+    assert topology.replicas["verify/0"].memory_gib == footprint.ON_CARD / GIB
 
 
 def test_what_is_missing_is_said_by_name() -> None:

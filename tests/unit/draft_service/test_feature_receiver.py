@@ -12,6 +12,7 @@ from draft_service.engine_core import DraftEngineCore
 from draft_service.feature_receiver import QUEUE_ROWS, FeatureReceiver, Outcome
 from draft_service.feature_sink import BOUNDS, MAX_ROWS, UNTOLD, FeatureSink
 from draft_service.interface import Rows
+from dspark.errors import InvalidRequest
 from dspark.runtime.device_worker import DeviceWorker
 from dspark.runtime.telemetry import Metrics
 from dspark.runtime.wire_limits import Read, reading
@@ -72,7 +73,7 @@ async def test_who_cannot_be_told_leaves_the_others(caplog: pytest.LogCaptureFix
     device.close()
 
 
-async def test_a_chunk_that_is_too_large_is_refused_and_counted() -> None:
+async def test_a_chunk_that_is_too_large_ends_the_stream_and_is_counted() -> None:
     metrics = Metrics()
     worker: Any = SimpleNamespace(metrics=metrics, incarnation=5)
     sink = FeatureSink(worker, cast(Any, None))
@@ -83,9 +84,9 @@ async def test_a_chunk_that_is_too_large_is_refused_and_counted() -> None:
     async def chunks() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
         yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(chunk.SerializeToString())
 
-    acks = [ack async for ack in sink.Push(chunks(), cast(Any, None))]
-    (refused,) = [each for ack in acks for each in ack.refused]
-    assert (refused.sequence, refused.epoch) == (7, 2)
+    with pytest.raises(InvalidRequest, match=r"^token_ids: "):
+        async for _ in sink.Push(chunks(), cast(Any, None)):
+            pass
     assert metrics.value("dropped_total", kind="feature_chunk", reason="too_large") == 1
 
 

@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dspark.runtime.listen_config import ListenConfig
-from dspark.runtime.shell import Shell
+from coordinator.config import CoordinatorConfig
+from coordinator.frontend.front_end import ClientsProcess
 from dspark.runtime.telemetry import Metrics, observe_all
 
 _PROGRAM = """
@@ -113,10 +115,11 @@ def test_a_histogram_told_at_once_equals_one_told_one_by_one(values: Sequence[fl
 
 def test_samples_keep_the_name_of_a_model_that_is_not_connected_for_a_while() -> None:
     name = ""
-    shell = Shell("coordinator", ListenConfig(), lambda: name)
+    process = ClientsProcess[Any]("coordinator", CoordinatorConfig(), most=1)
+    process.cell = SimpleNamespace(terms=lambda: SimpleNamespace(model=name))
 
     def shown() -> set[str]:
-        families = shell.metrics.exposed.collect()
+        families = process.metrics.exposed.collect()
         return {each.labels["model_name"] for family in families for each in family.samples}
 
     assert shown() == {"unknown"}
