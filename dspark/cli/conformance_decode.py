@@ -130,7 +130,8 @@ class DecodeRun:
         (slots,) = prefixes([block.confidence], [terms])
         if self._draft.drafter.config.kind != "block":
             slots = self._through_stop(block.token_ids[:slots])
-        return VerifyItem(self.cursor, self._ids[-1], block.token_ids, block.q).prefix(slots)
+        ids, q = block.token_ids[:slots], block.q.prefix(slots)
+        return VerifyItem(self.cursor, self._ids[-1], ids, q)
 
     def take(self, tokens: Sequence[int], proposed: int) -> None:
         """Counts one round and commits what it drew, up to a stop token."""

@@ -52,7 +52,9 @@ async def test_what_a_profile_tells_of_the_served_pair_is_what_its_workers_measu
 @pytest.mark.parametrize(
     ("content", "words", "said"),
     [
-        pytest.param({"temperatures": {}}, (), "has figures of no temperature, not 0", id="no temperature"),
+        pytest.param(
+            {"temperatures": {}}, (), "has figures of no temperature, not 0", id="no temperature"
+        ),
         pytest.param(None, ("--temperature", "0.5"), "of 0, 0.7, 1, not 0.5", id="another one"),
         pytest.param({"block_size": 7}, (), "is no metrics.json", id="another file"),
         pytest.param([1], (), "is no metrics.json", id="a list"),
