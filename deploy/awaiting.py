@@ -91,15 +91,13 @@ def missing(status: CellStatus, workers: Set[str]) -> str:
     """Which workers a coordinator lacks, or has left over, that is to be connected to exactly
     these, each of them at work in a lane; empty: none."""
     in_lanes = {name for lane in status.lanes for name in (lane.verifier, *lane.drafters)}
-    found = {
-        each.name: f"{each.condition}{'' if each.name in in_lanes else ', in no lane'}"
-        for each in status.processes
-        if each.name.startswith(WORKERS)
+    found = {each.name: each for each in status.processes if each.name.startswith(WORKERS)}
+    at_work = {name for name in in_lanes & found.keys() if found[name].state == "serving"}
+    said = dict.fromkeys(workers, "not connected") | {
+        name: f"{each.condition}{'' if name in in_lanes else ', in no lane'}"
+        for name, each in found.items()
     }
-    at_work = {name for name, state in found.items() if state == "serving"}
-    return ", ".join(
-        f"{name} is {found.get(name, 'not connected')}" for name in sorted(workers ^ at_work)
-    )
+    return ", ".join(f"{name} is {said[name]}" for name in sorted(workers ^ at_work))
 
 
 def await_lanes(client: Client, report: Report, deadline: float, say: Say) -> tuple[int, int]:

@@ -99,9 +99,11 @@ class DsparkController(Controller):
         configure_logging(role="controller", name=CONTROLLER, fmt="json")
         self._cell, self._cell_id = config.cell, cell_id
         said = kept(self._cell)
-        if said.get("owner") == cell_id:  # Ray restarted it; an earlier cell of its name counts not
+        if said.get("owner") == cell_id:  # Ray restarted it
             topology = resized(topology, *said["sizes"])
             autoscale = replace(autoscale, enabled=said["autoscale"])
+        else:
+            forget(self._cell)  # what an earlier cell of this name left
         announcer = ControlAnnouncer(secrets.get("operator_token_file"), Tls.of(config))
         fleet = RayFleet(topology, secrets, config)
         super().__init__(topology, fleet, announcer, config, autoscale)

@@ -182,8 +182,8 @@ class Drafters:
         """Closes every stream."""
         for drafter, link in self._links.items():
             try:
-                link.rows.end()
                 link.stream.close()
+                link.rows.end()
             except Exception as error:  # the others are closed all the same
                 log.error("drafter.not_closed", drafter=drafter, exc_info=error)
 
@@ -233,7 +233,7 @@ class Drafters:
                 verifier_incarnation=self._worker.incarnation,
                 projection=self._engine.projection,
             )
-
+            rows = RowFeed(self._worker, self._events, known, self._tell)
             endpoint = known.endpoint
             try:
                 stream = DrafterStream(
@@ -251,7 +251,6 @@ class Drafters:
                 )
                 self._broke[drafter] = now
                 return None
-            rows = RowFeed(self._worker, self._events, known, self._tell)
             link = self._links[drafter] = _Link(stream, rows, now, now)
         return link
 

@@ -112,7 +112,7 @@ class ModelRunner:
         """Names what besides the target determines the time of a pass."""
         return (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
-            f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 7"
+            f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 8"
         )
 
     @torch.inference_mode()

@@ -9,10 +9,8 @@ arrived. A journal that can no longer be written logs this once, sets a metric, 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -169,10 +167,7 @@ class Journal:
                 self._file.begin([*self._snapshot()])
         except OSError as error:
             self._failed(error)
-            file, self._file = self._file, None
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                # in one of its own, as closing it may wait for the disk
-                threading.Thread(target=_let_go, args=(file,), daemon=True).start()
+            self._file = None  # closing it here could wait for the disk
 
     def close(self) -> None:
         self.write()
@@ -242,12 +237,6 @@ class Journal:
         for number, piece in cell_wire.read_commits(batch.said):
             numbers[number].answers[piece.index].add(piece)
             numbers[number].touched = batch.unix_s
-
-
-def _let_go(file: JournalFile) -> None:
-    """Closes a file whose failure has been told."""
-    with contextlib.suppress(OSError):
-        file.close()
 
 
 def nothing_said(answers: int) -> list[JournaledAnswer]:

@@ -7,22 +7,28 @@ for all: each of them has to be sent its context first, and the try lasts until 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from coordinator.planning.options import PlanOption
 
-EXPLORE = 0.002  # share of expected tokens that trying one alternative may cost
-MOST_EXPLORED = 1 / 32  # largest share of plans that try one alternative
+EXPLORE = 0.004  # share of expected tokens that trying one alternative may cost
+BEGINNING = 0.25  # rounds that a try costs whatever it brings: contexts are sent, passes change
 # Plans that try the same, at least: a round is measured only behind another one of its kind. When
 # the first round is reported, the verifier is at the next one already.
 IN_A_ROW = 2
 WAITED = 16  # most plans of a try whose feature rows are on their way
-LEAST_TRYING, TRYING = 2, 4  # out of plain rounds so many sequences draft, or one in so many
+# sequences that a try out of plain rounds drafts for: so many of a kind, one in so many of all
+LEAST_TRYING, TRYING = 2, 4
 
 
-def few_of(sequences: int) -> range:
-    """Places of the sequences that a try out of plain rounds drafts for."""
-    return range(min(max(-(-sequences // TRYING), LEAST_TRYING), sequences))
+def few_of(keys: Sequence[Hashable]) -> list[int]:
+    """[f] places of the sequences, by their keys [n], that a try out of plain rounds drafts for."""
+    alike, few, more = Counter[Hashable](), list[int](), list[int]()
+    for place, key in enumerate(keys):
+        alike[key] += 1
+        (few if alike[key] <= LEAST_TRYING else more).append(place)
+    return few + more[: max(-(-len(keys) // TRYING) - len(few), 0)]
 
 
 class Exploration:
@@ -62,9 +68,7 @@ class Exploration:
     def _share(self, best: PlanOption, option: PlanOption) -> float:
         """Share of plans that try an option."""
         lost = (1.0 - option.rate / best.rate) * option.seconds / best.seconds
-        if MOST_EXPLORED * lost <= self._explore:
-            return MOST_EXPLORED if self._explore > 0.0 else 0.0
-        return self._explore / lost
+        return self._explore / (max(lost, 0.0) + BEGINNING)
 
 
 _MIX, _MASK = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (1 << 64) - 1

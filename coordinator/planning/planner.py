@@ -135,8 +135,7 @@ class Planner:
         others = [each for each in (whole, plain) if each.rate and each.slots != chosen.slots]
         drawn = keyed(lane.sequences[0], self._number)
         tried = self._tries.next(drawn, chosen, others)
-        count = len(lane.sequences)
-        few = range(count) if chosen.slots else few_of(count)
+        few = None if chosen.slots else few_of(lane.keys)
         return self._plan(lane, chosen) if tried is None else self._plan(lane, tried, few)
 
     @property

@@ -82,15 +82,15 @@ def _domains(metrics: Path, temperature: float) -> dict[str, Any]:
         for each in measured[temperature]["datasets"].values():
             kept = [chance or 0.0 for chance in each["conditional"]]
             found.setdefault(each["domain"], []).append(kept)
+        return {
+            name: {
+                "accept": [round(sum(slot) / len(slot), 4) for slot in zip(*sets, strict=True)],
+                "concentration": 1.0,  # most slots nearly sure or nearly hopeless
+            }
+            for name, sets in found.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError(f"metrics: {metrics} is no metrics.json of dspark evaluate") from None
-    return {
-        name: {
-            "accept": [round(sum(slot) / len(slot), 4) for slot in zip(*sets, strict=True)],
-            "concentration": 1.0,  # most slots nearly sure or nearly hopeless
-        }
-        for name, sets in found.items()
-    }
 
 
 def _lane(lanes: Sequence[LaneStatus], verifier: str | None) -> LaneStatus:

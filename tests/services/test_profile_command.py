@@ -58,6 +58,12 @@ async def test_what_a_profile_tells_of_the_served_pair_is_what_its_workers_measu
         pytest.param(None, ("--temperature", "0.5"), "of 0, 0.7, 1, not 0.5", id="another one"),
         pytest.param({"block_size": 7}, (), "is no metrics.json", id="another file"),
         pytest.param([1], (), "is no metrics.json", id="a list"),
+        pytest.param(
+            {"temperatures": {"T=0": {"datasets": {"a": {"domain": "a", "conditional": ["x"]}}}}},
+            (),
+            "is no metrics.json",
+            id="words",
+        ),
         pytest.param(None, ("--out", str(SHIPPED)), "is read here", id="the file that it reads"),
         pytest.param(None, ("--plot", "a.txt"), "must end in one of", id="no picture"),
     ],

@@ -132,6 +132,12 @@ async def test_where_drafts_do_not_pay_rows_of_a_few_are_sent_until_drafts_pay()
         assert fed(states) == 4, "to try drafts with"
         assert {explaining.told(part).empty_because for part in watch.taken()} == {"bypass"}
     assert not cell.metrics.value("empty_blocks_total", reason="no_drafter"), "nobody is missing"
+    others = [
+        cell.ask((seed, 7), max_tokens=4000, params=SamplingParams(temperature=1.0))
+        for seed in range(4)
+    ]
+    await cell.until(lambda: fed(others) > 0, within_s=300.0, each_s=0.1)
+    assert fed(others) == 2, "drafts of another kind are tried, too"
     cell.world.spec = costs(draft_ms=0.1)
     await cell.until(lambda: fed(states) == len(states), within_s=300.0, each_s=0.1)
 

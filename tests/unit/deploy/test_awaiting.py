@@ -80,6 +80,8 @@ def test_what_a_coordinator_lacks_is_told() -> None:
     }
     wanted = {"verify/0", "draft/0"}
     assert [awaiting.missing(status, wanted) for status in told.values()] == [*told]
+    alarmed = replace(CONNECTED, processes=(VERIFIER, replace(DRAFTER, detail="an alarm")))
+    assert awaiting.missing(alarmed, wanted) == "", "it serves all the same"
 
 
 def test_a_coordinator_that_does_not_answer_is_waited_for_until_the_deadline(

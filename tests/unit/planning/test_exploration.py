@@ -1,5 +1,7 @@
 """What plans try now and then of what they think does not pay."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -57,13 +59,23 @@ def test_plans_try_something_now_and_then_by_a_key_and_rarely_where_it_is_dear()
     assert dear.count(SLOTS) > 0, "whole blocks, too"
 
 
-@pytest.mark.parametrize(("sequences", "few"), [(3, 2), (8, 2), (17, 5)])
-def test_out_of_plain_rounds_a_try_drafts_for_two_or_one_in_four(sequences: int, few: int) -> None:
+@pytest.mark.parametrize(
+    ("keys", "few"),
+    [
+        (["d"] * 3, [0, 1]),
+        (["d"] * 16, [0, 1, 2, 3]),
+        (["a", "a", "a", "b", "b", "b", "c"], [0, 1, 3, 4, 6]),
+    ],
+)
+def test_out_of_plain_rounds_a_try_drafts_for_some_of_each_kind_and_one_in_four(
+    keys: list[str], few: list[int]
+) -> None:
     """Each of them has to be sent its context first."""
     planner = mostly_plain()
-    plans = [planner.next(lane(sequences, cohorts=1)) for _ in range(3000)]
+    one = dataclasses.replace(lane(len(keys), cohorts=1), keys=keys)
+    plans = [planner.next(one) for _ in range(3000)]
     tries = {tuple(plan.sequences) for plan in plans if plan.sequences}
-    assert tries == {tuple(range(few))}
+    assert tries == {tuple(few)}
     assert {plan.terms for plan in plans} == {PLAIN}
 
 
