@@ -1,7 +1,8 @@
 """Measured cost curves, and their storage between process starts: a JSON file per key.
 
 A key names machine, device, number format and library version, because a curve holds for these
-alone. A file that cannot be read counts as absent.
+alone. A file that cannot be read counts as absent. Passes of several threads that share their
+processors with another process take up to ten times as long, so such a curve is not stored.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,13 @@ import structlog
 
 from dspark.runtime.identity import NoState, state_dir
 from dspark.runtime.process import usable
+from dspark.runtime.quiet import OthersWork, one_at_a_time
 from dspark.whole_file import placed
 
 log = structlog.get_logger("dspark.cost")
 
 FOLDER = "cost"
+OTHERS = 0.3  # processors that others may keep busy while passes that need all are measured
 Floats = npt.NDArray[np.float64]
 
 
@@ -46,20 +51,35 @@ class Curve:
 def stored_or_measured(
     key: Mapping[str, object], measure: Callable[[], Curve | None]
 ) -> Curve | None:
-    """The stored curve of an equal process, else a fresh measurement, which is then stored."""
+    """The stored curve of an equal process, else a fresh measurement, which is then stored, unless
+    others needed the processors meanwhile."""
     curve = load_curve(key)
     if curve is None:
-        curve = measure()
-        if curve is None:
-            log.warning("cost.not_measured", reason="the pool or the context is too small")
-            return None
+        # a card is its process's own, and passes there wait for no processor
+        with one_at_a_time() if key.get("device") == "cpu" else nullcontext():
+            curve = load_curve(key) or _measured(key, measure)
+    if curve is not None:
+        log.info(
+            "cost.ready",
+            source=curve.source,
+            points=int(curve.seconds.size),
+            one=float(curve.seconds[0, 0]),
+        )
+    return curve
+
+
+def _measured(key: Mapping[str, Any], measure: Callable[[], Curve | None]) -> Curve | None:
+    others = OthersWork()
+    curve = measure()
+    if curve is None:
+        log.warning("cost.not_measured", reason="the pool or the context is too small")
+        return None
+    taken = others.processors() if key.get("device") == "cpu" else 0.0
+    if taken > OTHERS and taken + key["threads"] > (os.cpu_count() or 1) + OTHERS:
+        reason = f"others kept {taken:.1f} processors busy meanwhile"
+        log.warning("cost.not_stored", reason=reason, effect="the next start measures again")
+    else:
         store_curve(key, curve)
-    log.info(
-        "cost.ready",
-        source=curve.source,
-        points=int(curve.seconds.size),
-        one=float(curve.seconds[0, 0]),
-    )
     return curve
 
 

@@ -1,12 +1,15 @@
 """Stored cost curves: found under their own key only, and never trusted when damaged."""
 
+import os
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import structlog
 
-from dspark.runtime import cost_store
+from dspark.runtime import cost_store, quiet
 from dspark.runtime.cost_store import Curve, load_curve, store_curve, stored_or_measured
 
 KEY = {"role": "verify", "model": "abc", "threads": 1}
@@ -66,3 +69,71 @@ def test_a_state_folder_that_cannot_be_written_costs_convenience_alone(
     assert found.source == "measured"
     (told,) = [line for line in lines if line["event"] == "cost.not_stored"]
     assert "DSPARK_HOME names another" in told["reason"]
+
+
+ON_CPU = KEY | {"device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("others", "threads", "processors", "stored"),
+    [(0.9, 2, 2, False), (0.2, 2, 2, True), (0.9, 1, 2, True), (0.9, 2, 8, True)],
+)
+def test_a_curve_is_stored_unless_others_needed_its_processors(
+    others: float, threads: int, processors: int, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ON_CPU | {"threads": threads}
+    monkeypatch.setattr(cost_store.OthersWork, "processors", lambda self: others)
+    monkeypatch.setattr(cost_store.os, "cpu_count", lambda: processors)
+    assert stored_or_measured(key, curve).source == "measured"
+    assert (load_curve(key) is not None) is stored
+    on_card = KEY | {"device": "a card"}
+    assert stored_or_measured(on_card, curve) is not None
+    assert load_curve(on_card) is not None
+
+
+def test_what_others_take_of_the_processors_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick, stat = os.sysconf("SC_CLK_TCK"), tmp_path / "stat"
+    monkeypatch.setattr(quiet, "STAT", stat)
+    clock, own = Mock(return_value=100.0), Mock(return_value=7.0)
+    monkeypatch.setattr(quiet, "time", Mock(monotonic=clock, process_time=own))
+    stat.write_text(f"cpu {9 * tick} 0 {tick} 500 600 0 0 {tick} 8 9\ncpu0 1 2 3\n")
+    others = quiet.OthersWork()
+    clock.return_value, own.return_value = 104.0, 13.0
+    stat.write_text(f"cpu {15 * tick} 0 {tick} 900 990 0 0 {3 * tick} 8 9\n")
+    assert others.processors() == pytest.approx((8 - 6) / 4.0), "stolen time is taken, too"
+    stat.unlink()
+    assert others.processors() == quiet.OthersWork().processors() == 0.0
+
+
+def test_processes_of_a_state_folder_measure_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of two equal ones has nothing left to measure."""
+    sources = list[str]()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> Curve:
+        begun.set()
+        assert goes_on.wait(10.0)
+        return curve()
+
+    monkeypatch.setattr(cost_store.OthersWork, "processors", lambda self: 0.0)
+    key = ON_CPU | {"threads": 1}
+    first, second = (
+        threading.Thread(target=lambda: sources.append(stored_or_measured(key, slow).source))
+        for _ in range(2)
+    )
+    first.start()
+    assert begun.wait(10.0)
+    begun.clear()
+    second.start()
+    goes_on.set()
+    first.join(10.0)
+    second.join(10.0)
+    assert sorted(sources) == ["measured", "stored"]
+    assert not begun.is_set()
+    monkeypatch.setattr(quiet, "WAIT_S", 0.0)
+    with quiet.one_at_a_time(), quiet.one_at_a_time():
+        pass  # one that takes long is not waited for any longer
