@@ -9,7 +9,9 @@ cheaper than tokens that bring new sequences.
 
 Finished steps correct the curve by one slow ratio of measured to expected for each kind: plain
 rounds, passes of drafted rounds, drafts. The rest of a drafted round is the time between them.
-Passes with prompt tokens correct nothing.
+Passes with prompt tokens correct nothing. A verifier that becomes slower is so in rounds of both
+kinds, while only one kind is run: what changes in the usual kind changes in the other one, whose
+own rounds say what they take beside it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ DraftSeconds = Callable[[float, int], float]  # (sequences, slots) -> seconds of
 LEAST_SECONDS = 1e-7  # a step is never free, so that rates stay finite
 FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
 WEIGHT = 0.05  # least weight of one round in a running mean
+USUAL = 8  # measured rounds of one kind in a row, from which on it is the usual one
 OUTLIER = 1.5  # one measurement counts as at most so many times the mean, or its inverse
 
 
@@ -133,6 +136,22 @@ class CostCorrector:
     plain: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafted: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
+    _usual: RunningRatio | None = None  # of the kind that is run, apart from a few tries
+    _last: RunningRatio | None = None
+    _in_row: int = 0  # measured rounds of the last kind
+
+    def verified(self, took: float, *, drafted: bool) -> None:
+        """Corrects by a pass of a drafted round, or a plain round, that took so many times what was
+        expected."""
+        own, other = (self.drafted, self.plain) if drafted else (self.plain, self.drafted)
+        self._in_row = self._in_row + 1 if own is self._last else 1
+        self._last = own
+        before = own.value
+        own.add(took)
+        if own is self._usual:
+            other.value *= own.value / before
+        elif self._in_row >= USUAL:
+            self._usual = own
 
     def plain_s(self, sequences: float, context: float) -> float:
         return self.plain.value * self.verify.measured(sequences, context, sequences)

@@ -71,11 +71,11 @@ class Planner:
         if again and not report.prefill_tokens:
             expected_s = self.cost.verify.measured(report.tokens, context, count)
             if width:
-                self.cost.drafted.add(timing.forward_s / expected_s)
+                self.cost.verified(timing.forward_s / expected_s, drafted=True)
                 if alone:
                     self.cost.hop.add(timing.round_s - timing.forward_s - timing.draft_s)
             elif alone:
-                self.cost.plain.add(timing.round_s / expected_s)
+                self.cost.verified(timing.round_s / expected_s, drafted=False)
         rows = [row for row, each in enumerate(rounds) if len(each.confidence)]
         if rows:
             expected_s = max(self.cost.draft(len(rows), width), LEAST_SECONDS)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from coordinator.planning.acceptance import KEYS, AcceptanceEstimator
-from coordinator.planning.cost import OUTLIER, RunningRatio
+from coordinator.planning.cost import OUTLIER, USUAL, RunningRatio
+from coordinator.planning.exploration import IN_A_ROW
 from tests.unit.planning.rounds_of import CONTEXT, COSTS, SLOTS, Costs, lane, learn, planner_of
 
 
@@ -24,6 +25,32 @@ def test_what_two_cohorts_take_is_the_longest_of_what_must_follow_each_other(
     corrector = planner_of(costs).cost
     (took,) = corrector.round_s(np.array([64.0]), CONTEXT, 32, 32, slots, cohorts)
     assert took == pytest.approx(seconds)
+
+
+def test_a_verifier_that_becomes_slower_is_so_in_rounds_of_both_kinds() -> None:
+    """Else drafts begin whenever it is slower for a moment: their rounds look as fast as then."""
+    cost = planner_of(COSTS["gpu"]).cost
+    for _ in range(20 * USUAL):
+        cost.verified(1.0, drafted=False)
+    for _ in range(20 * USUAL):
+        cost.verified(1.5, drafted=True)
+    assert cost.plain.value == pytest.approx(1.0, rel=0.2), "drafted rounds take longer by nature"
+    ratio = cost.drafted.value / cost.plain.value
+    for _ in range(20 * USUAL):
+        cost.verified(2.0, drafted=True)
+    assert cost.drafted.value == pytest.approx(2.0, rel=0.01)
+    assert cost.drafted.value / cost.plain.value == pytest.approx(ratio)
+
+
+def test_what_is_tried_says_what_it_takes_beside_the_usual() -> None:
+    cost = planner_of(COSTS["gpu"]).cost
+    for number in range(200 * USUAL):
+        speed = 1.0 + 0.3 * (number > 100 * USUAL)
+        for _ in range(IN_A_ROW if number % USUAL == 0 else 0):
+            cost.verified(1.2 * speed, drafted=True)
+        cost.verified(speed, drafted=False)
+    assert cost.plain.value == pytest.approx(1.3, rel=0.05)
+    assert cost.drafted.value / cost.plain.value == pytest.approx(1.2, rel=0.05)
 
 
 def test_empty_blocks_in_a_drafted_round_say_nothing() -> None:
