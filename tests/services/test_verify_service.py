@@ -15,7 +15,7 @@ import torch
 from dspark.rounds.control import Admission
 from dspark.rounds.events import Acknowledged, Admit, GoneReason
 from dspark.rounds.plan import Plan, PlanKind
-from dspark.runtime import backlog
+from dspark.runtime import backlog, cost_store
 from dspark.runtime.aio_call import ending_as_told
 from dspark.runtime.channel import open_channel
 from dspark.types import SamplingParams
@@ -67,7 +67,10 @@ async def test_pages_run_out_and_the_youngest_begin_again(cell: Cell, golden_tar
         assert any(each.why is GoneReason.OUT_OF_PAGES for each in conductor.released)
 
 
-async def test_what_it_says_of_itself_and_the_stored_cost_curve(cell: Cell) -> None:
+async def test_what_it_says_of_itself_and_the_stored_cost_curve(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_store, "OTHERS", float("inf"))  # other tests run beside this one
     settings = {"measure_cost": True, "cost_max_tokens": 4, "kv_tokens": 4096}
     v = await cell.verifier(**settings)
     said = await described(v)
