@@ -46,8 +46,8 @@ async def warm(
     config: CoordinatorConfig,
     clock: Clock,
 ) -> None:
-    """Runs one request under the deployment's rule, drafted by `drafter` or plain. Raises Unwarmed
-    if it fails or nothing is drafted. Has no timeout: the caller sets one."""
+    """Runs one request under the deployment's rule, drafted by `drafter` or plain. Raises
+    WarmUpFailed if it fails or nothing is drafted. Has no timeout: the caller sets one."""
     owner, rule = _Owner(), parse_rule(config.rule)
     config = replace(config, bypass=False, cohorts=1)
     async with _lane(verifier, owner, config, clock) as lane:
@@ -94,8 +94,8 @@ class _Owner:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, lane: Lane, state: RequestState) -> None:
-        """Runs the request to its end or raises Unwarmed. After an error or a cancellation, the end
-        of the lane's stream frees it."""
+        """Runs the request to its end or raises WarmUpFailed. After an error or a cancellation,
+        the end of the lane's stream frees it."""
         self._lane = lane
         lane.take(state)
         await self._over

@@ -45,9 +45,10 @@ def test_a_verifier_that_becomes_slower_is_so_in_rounds_of_both_kinds() -> None:
 def test_what_is_tried_says_what_it_takes_beside_the_usual() -> None:
     cost = planner_of(COSTS["gpu"]).cost
     for number in range(200 * USUAL):
-        speed = 1.0 + 0.3 * (number > 100 * USUAL)
+        speed, usual = 1.0 + 0.3 * (number > 100 * USUAL), cost.plain.value
         for _ in range(IN_A_ROW if number % USUAL == 0 else 0):
             cost.verified(1.2 * speed, drafted=True)
+        assert number < USUAL or cost.plain.value == usual, "a try says nothing of plain rounds"
         cost.verified(speed, drafted=False)
     assert cost.plain.value == pytest.approx(1.3, rel=0.05)
     assert cost.drafted.value / cost.plain.value == pytest.approx(1.2, rel=0.05)
