@@ -17,10 +17,10 @@ import grpc
 
 from deploy.fleet import AnotherCell, NobodyListens
 from deploy.head import Head, stop_head
-from deploy.process_tags import end_all, has_marks, marked
+from deploy.process_tags import end_all, own
 from deploy.ray_environment import joined
 from dspark.client import Client, NoCell, find_cell
-from dspark.client.cell import Cell, cell_file, is_alive, remove_cell, write_cell
+from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import ConfigError, Denied, DsparkError, Unavailable
 from dspark.runtime.addresses import split_endpoint
 from dspark.runtime.channel import health_of, sync_channel
@@ -50,7 +50,7 @@ def take_down(say: Say, grace_s: float = GRACE_S) -> None:
         with contextlib.suppress(DsparkError):  # a full disk must not keep the cell
             # for a `dspark up` that still starts it, and for `dspark status`, should this break off
             write_cell(replace(cell, leaving="yes"))
-        if grace_s > 0 and is_alive(cell.ray_pid) and (running := under_way(cell)):
+        if grace_s > 0 and own(cell.ray_pid, cell.cell_id) and (running := under_way(cell)):
             say(f"draining: {running} have up to {grace_s:g} s to finish")
             _beside(grace_s)
         left = stop_head(
@@ -100,13 +100,6 @@ def _end_unreadable() -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     end_all(cell_id, own(leader, cell_id))
-
-
-def own(leader: int, cell_id: str) -> int:
-    """The leader's process id if it is still the cell's, else 0: the system reuses ids. Without
-    marks, whoever runs under it counts as the cell's."""
-    its = leader in marked(cell_id) if has_marks() else is_alive(leader)
-    return leader if its else 0
 
 
 def operating(cell: Cell) -> Client:

@@ -33,18 +33,23 @@ def has_marks() -> bool:
 def marked(cell_id: str) -> list[int]:
     """Ids of processes with the cell's id in their environment, this process left out. Empty where
     the system has no /proc."""
-    mark = f"{VARIABLE}={cell_id}".encode()
-    found = []
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        if mark in environment.split(b"\0") and is_alive(int(entry.name)):
-            found.append(int(entry.name))
-    return sorted(found)
+    pids = sorted(int(each.name) for each in _PROC.glob("[0-9]*") if each.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and _is_marked(pid, cell_id)]
+
+
+def _is_marked(pid: int, cell_id: str) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # ended meanwhile, or another user's
+        return False
+    return f"{VARIABLE}={cell_id}".encode() in environment.split(b"\0") and is_alive(pid)
+
+
+def own(leader: int, cell_id: str) -> int:
+    """The leader's process id if it is still the cell's, else 0: the system reuses ids. Without
+    marks, whoever runs under it counts as the cell's."""
+    its = _is_marked(leader, cell_id) if has_marks() else is_alive(leader)
+    return leader if its else 0
 
 
 def end_all(cell_id: str, leader: int, *, grace_s: float = 10.0) -> list[int]:

@@ -18,10 +18,10 @@ from deploy.autoscale import AutoscaleConfig
 from deploy.awaiting import as_placed, await_lanes, await_replicas
 from deploy.cell_plan import CLIENT_TOKENS, largest, plan_topology, token_files, within
 from deploy.config import ClusterConfig
-from deploy.down import Say, operating, own, take_down, take_down_wholly
+from deploy.down import Say, operating, take_down, take_down_wholly
 from deploy.fleet import NothingStarted
 from deploy.head import Head, free_ports, start_head
-from deploy.process_tags import new_cell_id
+from deploy.process_tags import new_cell_id, own
 from deploy.ray_environment import check_guarded, joined
 from deploy.reserving import reserve
 from deploy.service_registry import config_class

@@ -90,14 +90,15 @@ def _stay(cell: Cell) -> None:
     own, that is taken down.
     """
     from deploy.down import answers, take_down_wholly
-    from dspark.client.cell import NoCell, find_cell, is_alive
+    from deploy.process_tags import own
+    from dspark.client.cell import NoCell, find_cell
 
     there = answered = time.monotonic()
     with contextlib.suppress(NoCell):
         try:
             while find_cell().cell_id == cell.cell_id:
                 now = time.monotonic()
-                there = now if not cell.ray_pid or is_alive(cell.ray_pid) else there
+                there = now if not cell.ray_pid or own(cell.ray_pid, cell.cell_id) else there
                 answered = now if answers(cell) else answered
                 if now - there > RAY_GONE_S:
                     raise Unavailable(

@@ -70,7 +70,7 @@ def _unreachable(endpoint: str, error: DsparkError, *, by_hand: bool) -> DsparkE
     said = f"the coordinator at {endpoint} is unreachable ({error})"
     if by_hand:
         return Unavailable(said)
-    from deploy.down import own
+    from deploy.process_tags import own
     from dspark.client.cell import find_cell
 
     cell = find_cell()

@@ -2,6 +2,7 @@
 time to say so; and `dspark up --block` beside a cell that ends without it."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from deploy import down
 from deploy.head import Head, free_ports
+from deploy.process_tags import VARIABLE
 from dspark.cli import lifecycle
 from dspark.client.cell import Cell, cell_file, remove_cell, write_cell
 from dspark.errors import DsparkError, Unavailable
@@ -113,7 +115,8 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
     monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(lifecycle, "LOOK_S", 0.01)
     handler = signal.getsignal(signal.SIGTERM)
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    marked = {**os.environ, VARIABLE: CELL.cell_id}
+    process = subprocess.Popen(["sleep", "600"], env=marked, start_new_session=True)
     yield process
     signal.signal(signal.SIGTERM, handler)
     process.kill()
@@ -126,13 +129,16 @@ def _cell(endpoint: str, ray_pid: int) -> Cell:
     return cell
 
 
+@pytest.mark.parametrize("reused", [False, True])
 def test_a_cell_whose_ray_is_gone_ends_it_with_a_sentence(
-    ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    ray: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, reused: bool
 ) -> None:
+    """Also where another process has its id by now."""
     monkeypatch.setattr(lifecycle, "RAY_GONE_S", 0.2)
-    cell = _cell(f"127.0.0.1:{free_ports(1)[0]}", ray.pid)
+    leader = os.getppid() if reused else ray.pid
+    cell = _cell(f"127.0.0.1:{free_ports(1)[0]}", leader)
     ray.kill()
-    with pytest.raises(Unavailable, match=rf"its Ray cluster \(process {ray.pid}\) is gone"):
+    with pytest.raises(Unavailable, match=rf"its Ray cluster \(process {leader}\) is gone"):
         lifecycle._stay(cell)
     assert not cell_file().exists(), "what is left is cleared"
 

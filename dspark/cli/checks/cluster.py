@@ -50,7 +50,7 @@ def ray_access(address: str | None, environ: Mapping[str, str]) -> Iterator[Find
 
 def state() -> Iterator[Finding]:
     """Checks the state folder, and whether it still names a cluster that has ended."""
-    from deploy.down import own
+    from deploy.process_tags import own
     from dspark.client.cell import NoCell, cell_file, find_cell
     from dspark.runtime.identity import NoState, state_dir
 

@@ -17,6 +17,7 @@ from deploy import down, ray_environment, up
 from deploy.config import ClusterConfig
 from deploy.fleet import NoAnswer, NothingStarted
 from deploy.head import Head
+from deploy.process_tags import VARIABLE
 from deploy.up import bring_up
 from dspark.client.cell import cell_file, write_cell
 from dspark.errors import ConfigError, DsparkError, Unavailable
@@ -47,7 +48,7 @@ def test_a_cluster_whose_process_has_ended_is_not_up(
 ) -> None:
     """Nor one whose id another process has by now, as after the machine has started anew; where
     processes have no marks it has to be free."""
-    monkeypatch.setattr("deploy.down.has_marks", lambda: marks)
+    monkeypatch.setattr("deploy.process_tags.has_marks", lambda: marks)
     ended = subprocess.Popen(["true"])
     ended.wait()
     write_cell(replace(CELL, ray_pid=os.getpid() if marks else ended.pid))
@@ -282,9 +283,11 @@ def test_down_asks_ray_from_another_process(
     with socket.create_server(("127.0.0.1", 0)) as gone:
         nobody = f"127.0.0.1:{gone.getsockname()[1]}"
     at = {"endpoint": nobody, "ray_address": nobody, "cell_id": "test-down-asks"}
-    write_cell(replace(CELL, **at, ray_pid=os.getpid(), ray_dir=str(tmp_path)))
+    marks = {**os.environ, VARIABLE: at["cell_id"]}
     said: list[str] = []
-    down.take_down(said.append, 1.0)
+    with subprocess.Popen(["sleep", "600"], env=marks, start_new_session=True) as leader:
+        write_cell(replace(CELL, **at, ray_pid=leader.pid, ray_dir=str(tmp_path)))
+        down.take_down(said.append, 1.0)
     assert said == ["draining: 1 requests have up to 1 s to finish", f"down: {nobody}"]
     assert not here
     assert not cell_file().exists()
