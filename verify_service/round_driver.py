@@ -341,8 +341,6 @@ class RoundDriver:
     # Actions of the loop.
 
     def _prefill(self, asked: Prefill) -> None:
-        if not self._runs(asked.sequence, asked.epoch):
-            return  # dropped in the same turn
         refusal = self._prompts.begin(self._admitted[asked.sequence, asked.epoch])
         if refusal is not None:
             self._more.append(self._counted(PrefillRefused(asked.sequence, asked.epoch, refusal)))

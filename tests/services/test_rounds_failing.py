@@ -243,6 +243,8 @@ async def test_what_is_told_and_taken_back_in_one_message_harms_nobody(
     await answered(conductor, [conductor.ask([7, 6], SAMPLED, 40, drafter=1)])
     assert conductor.why_lost is None
     assert [each._admitted for each in drivers_of(v)] == [{}], "no prompt is kept"
+    conductor.leave(held)
+    await until(lambda: not v.engine.held.sequences, within_s=10.0)
 
 
 # The verifier.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 
 from dspark.rounds.events import OrderRow
@@ -264,8 +265,10 @@ def test_prompts_whose_clients_left_cost_the_next_one_no_pass(engine: Any) -> No
     for sequence, owner in ((1, 1), (3, 2), (4, 1), (5, 1)):
         engine_steps.line_up(engine, sequence, [sequence, *PROMPT], owner=owner)
     engine.release(1, 1)
-    step = engine.begin_prefill(owner=1)
+    with structlog.testing.capture_logs() as lines:
+        step = engine.begin_prefill(owner=1)
     assert riding(step) == [4], "the first that is here, and no more"
+    assert not lines, "nothing fails at one that has left"
     ended(engine, step)
     assert riding(engine.begin_prefill(owner=2)) == [3], "nobody else's is touched"
 
