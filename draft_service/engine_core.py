@@ -26,7 +26,7 @@ class DraftEngineCore(ABC):
 
     projection: str  # fingerprint of the projection that rows must come from
     calibrated: bool
-    job_rows = 2048  # rows of one device job, unless one chunk has more
+    job_rows = 2048  # rows of a device job, from which on no chunk is added to it
     device: Any
     dtype: str
 
