@@ -7,10 +7,10 @@ Columns of wrong lengths raise PeerError with the field's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict
 from itertools import accumulate, pairwise
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,7 @@ Part = TypeVar("Part", tuple[int, ...], tuple[float, ...], tuple[bool, ...])
 _WORD = 4  # bytes of an id or a probability
 
 
-class _Column(Protocol):
-    def __len__(self) -> int: ...
-
-
-def fit(count: int, *, of: str = "", **columns: _Column) -> None:
+def fit(count: int, *, of: str = "", **columns: Sized) -> None:
     """Raises PeerError naming a column that does not have `count` values."""
     for name, column in columns.items():
         if len(column) != count:
