@@ -85,14 +85,13 @@ def _one_draws(of: verify_pb2.Draws) -> Draws:
         raise PeerError(
             f"draws.places: {len(of.places)} counts of {sum(of.places)} slots, expected {of.slots}"
         )
-    for name, value, count in (("drift", of.drift, of.slots), ("luck", of.luck, of.blocks)):
-        if not abs(value) <= count + ROUNDING:
-            raise PeerError(f"draws.{name}: {value} over {count}")
-    for name, value, count in (
-        ("variance", of.variance, of.slots),
-        ("luck_variance", of.luck_variance, of.blocks),
+    for name, least, most in (
+        ("drift", -of.slots, of.slots),
+        ("variance", 0, of.slots),
+        ("luck", -of.blocks, of.blocks),
+        ("luck_variance", 0, of.blocks),
     ):
-        if not -ROUNDING <= value <= count + ROUNDING:
-            raise PeerError(f"draws.{name}: {value} over {count}")
+        if not least - ROUNDING <= (value := getattr(of, name)) <= most + ROUNDING:
+            raise PeerError(f"draws.{name}: {value} over {most}")
     sums = (of.drift, of.variance, of.blocks, of.luck, of.luck_variance)
     return Draws(of.drafter_version, of.slots, tuple(of.places), *sums)
