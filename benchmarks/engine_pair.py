@@ -148,7 +148,7 @@ class EnginePair:
         for each in answers:
             self.verifier.release(each.cursor.sequence, each.cursor.epoch)
             for held in self._held(each.cursor):
-                self.drafter.release(held.sequence, held.epoch)
+                self.drafter.contexts.release(held.sequence, held.epoch)
 
     def _held(self, cursor: Cursor) -> list[Cursor]:
         """The drafter's own sequence for each form of rows."""

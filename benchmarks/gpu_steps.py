@@ -126,7 +126,7 @@ def drafts(
         draft_s = clock.median_s(partial(drafter.draft, items), times=TINY_TIMES if tiny else TIMES)
         yield _line("draft", count, count * SLOTS, draft_s, weights / rate)
         for n in range(count):
-            drafter.release(n, 1)
+            drafter.contexts.release(n, 1)
 
 
 def rules(

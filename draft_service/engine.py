@@ -37,7 +37,7 @@ log = structlog.get_logger("dspark.draft")
 class DraftEngine(DraftEngineCore):
     """A drafter with weights, on its device."""
 
-    _contexts: ContextStore
+    contexts: ContextStore
 
     def __init__(
         self, drafter: Drafter, calibration: Calibration, config: DraftConfig, *, version: str
@@ -104,34 +104,30 @@ class DraftEngine(DraftEngineCore):
 
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         """Ingests several chunks in one pass; each sequence's watermark afterwards, or why not."""
-        return self._contexts.ingest(chunks)
+        return self.contexts.ingest(chunks)
 
     # -- rounds -----------------------------------------------------------------------------
 
-    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
-        """One block per item, in order."""
-        blocks: list[Block | None] = [self._empty(item) for item in items]
-        runnable = [index for index, block in enumerate(blocks) if block is None]
-        for group in self._groups(items, runnable):
-            for index, block in zip(
-                group, self._draft_sound([items[i] for i in group]), strict=True
-            ):
-                blocks[index] = block
-        return [block for block in blocks if block is not None]
+    def _draft(self, items: Sequence[DraftItem]) -> list[Block]:
+        made: dict[int, Block] = {}
+        for group in self._groups(items):
+            blocks = self._draft_sound([items[index] for index in group])
+            made.update(zip(group, blocks, strict=True))
+        return [made[index] for index in range(len(items))]
 
     def _sound(self, item: DraftItem) -> bool:
         position = item.cursor.anchor_position
-        if self._contexts.in_order and not self._lag <= item.features_through == position:
+        if self.contexts.in_order and not self._lag <= item.features_through == position:
             return False  # the anchor must directly follow the context
         return (
             not item.params.shapes
             or params_problem(item.params, self.drafter.config.vocab_size) is None
         )
 
-    def _groups(self, items: Sequence[DraftItem], runnable: list[int]) -> list[list[int]]:
+    def _groups(self, items: Sequence[DraftItem]) -> list[list[int]]:
         """Splits items into batches of similar context lengths: padding then costs at most about
         as much as the work itself."""
-        order = sorted(runnable, key=lambda index: items[index].features_through)
+        order = sorted(range(len(items)), key=lambda index: items[index].features_through)
         groups: list[list[int]] = []
         current: list[int] = []
         useful = 0
@@ -147,7 +143,7 @@ class DraftEngine(DraftEngineCore):
                 current, useful = [], 0
             current.append(index)
             useful += length
-        return [*groups, current] if current else groups
+        return [*groups, current]
 
     def _draft_sound(self, items: list[DraftItem]) -> list[Block]:
         """Drafts a batch; if NaN rows or a bug spoil it, only the sequences at fault get empty
@@ -202,7 +198,7 @@ class DraftEngine(DraftEngineCore):
                     token_ids=tuple(drawn.token_ids[row, :own].tolist()),
                     confidence=tuple(drawn.confidence[row, :own].tolist()),
                     q=NO_Q if item.params.rule is Rule.COUPLED else q,
-                    watermark=self.watermark(item.cursor.sequence, item.cursor.epoch),
+                    watermark=self.contexts.watermark(item.cursor.sequence, item.cursor.epoch),
                 )
             )
         return blocks
@@ -211,8 +207,8 @@ class DraftEngine(DraftEngineCore):
     def propose(self, items: Sequence[DraftItem], slots: int) -> tuple[Proposal, torch.Tensor]:
         """Runs the block pass over items that can be drafted: the proposal to draw from, and the
         anchors [n]."""
-        if self._contexts.in_order:  # entries that an earlier failure left out
-            self._contexts.catch_up([self._contexts[item.cursor.sequence] for item in items])
+        if self.contexts.in_order:  # entries that an earlier failure left out
+            self.contexts.catch_up([self.contexts[item.cursor.sequence] for item in items])
         members = [(item.cursor.sequence, item.features_through - self._lag) for item in items]
         # Row 0: anchors, row 1: their positions.
         facts = torch.tensor(
@@ -223,8 +219,8 @@ class DraftEngine(DraftEngineCore):
         at = Anchors(
             anchors,
             positions,
-            self._contexts.entries(members, self.drafter.room(slots)),
-            self._contexts.rows_at(members) if self._lag else None,
+            self.contexts.entries(members, self.drafter.room(slots)),
+            self.contexts.rows_at(members) if self._lag else None,
         )
         return self.drafter.propose(at, slots), anchors
 
@@ -234,7 +230,7 @@ class DraftEngine(DraftEngineCore):
         if not any(item.params.shapes for item in items):
             return None
         return [
-            self._contexts.shaper(item.cursor.sequence, item.params, item.features_through)
+            self.contexts.shaper(item.cursor.sequence, item.params, item.features_through)
             if item.params.shapes
             else None
             for item in items

@@ -3,7 +3,7 @@ items can be drafted. Without torch.
 
 Two engines implement it: `engine.DraftEngine`, which runs a drafter, and
 `synthetic.SyntheticDraftEngine`, which sleeps. Every method runs on the thread that owns the
-device; `watermark`, `read_rows` and attributes may be used on any. An item that cannot be drafted
+device; `read_rows` and attributes may be used on any. An item that cannot be drafted
 gets an empty block that says why; an empty block is an ordinary block.
 """
 
@@ -26,7 +26,7 @@ class DraftEngineCore(ABC):
 
     projection: str  # fingerprint of the projection that rows must come from
     calibrated: bool
-    job_rows = 2048  # rows of one device job, unless one chunk has more
+    job_rows = 2048  # rows of a device job, from which on no chunk is added to it
     device: Any
     dtype: str
 
@@ -39,7 +39,7 @@ class DraftEngineCore(ABC):
         longest: int,
     ) -> None:
         """longest: the drafter's own limit of context length, in tokens."""
-        self.config, self.fingerprint, self.shape, self._contexts = config, version, shape, contexts
+        self.config, self.fingerprint, self.shape, self.contexts = config, version, shape, contexts
         own = config.context_length
         # blocks past it are empty
         self.context_length = longest if own is None else min(longest, own)
@@ -51,23 +51,13 @@ class DraftEngineCore(ABC):
 
     @property
     def held(self) -> EngineUsage:
-        pages = self._contexts.pages
-        return EngineUsage(len(self._contexts), pages.total - pages.free, pages.total)
+        pages = self.contexts.pages
+        return EngineUsage(len(self.contexts), pages.total - pages.free, pages.total)
 
     def open(self, cursor: Cursor, reserve_tokens: int, *, owner: int = 0) -> Refusal | None:
         """Reserves rows for a sequence, or returns why not. Rows past `context_length` are not
         reserved, because no block needs them."""
-        return self._contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
-
-    def watermark(self, sequence: int, epoch: int) -> int:
-        """Contiguous rows held; 0 for an unknown sequence or another epoch."""
-        return self._contexts.watermark(sequence, epoch)
-
-    def release(self, sequence: int, epoch: int) -> bool:
-        return self._contexts.release(sequence, epoch)
-
-    def release_owner(self, owner: int) -> int:
-        return self._contexts.release_owner(owner)
+        return self.contexts.open(cursor, min(reserve_tokens, self.context_length), owner)
 
     @abstractmethod
     def read_rows(self, chunk: types_pb2.TensorChunk, max_rows: int) -> Any:
@@ -78,9 +68,16 @@ class DraftEngineCore(ABC):
     def ingest_many(self, chunks: Sequence[Rows]) -> list[int | Refusal]:
         """Ingests several chunks in one pass; each sequence's watermark afterwards, or why not."""
 
-    @abstractmethod
     def draft(self, items: Sequence[DraftItem]) -> list[Block]:
         """One block per item, in order."""
+        blocks = [self._empty(item) for item in items]
+        asked = [item for item, block in zip(items, blocks, strict=True) if block is None]
+        made = iter(self._draft(asked) if asked else ())
+        return [next(made) if block is None else block for block in blocks]
+
+    @abstractmethod
+    def _draft(self, items: Sequence[DraftItem]) -> list[Block]:
+        """One block per item, in order, of items that can be drafted; at least one."""
 
     def _sound(self, item: DraftItem) -> bool:
         """Whether this drafter can draft the item at all, rows and room apart."""
@@ -88,20 +85,20 @@ class DraftEngineCore(ABC):
 
     def spoilt(self, cursor: Cursor) -> Block:
         """The empty block of an item that failed by a bug or by NaN rows."""
-        watermark = self.watermark(cursor.sequence, cursor.epoch)
+        watermark = self.contexts.watermark(cursor.sequence, cursor.epoch)
         return Block(cursor, empty_reason=EmptyReason.INVALID, watermark=watermark)
 
     def _empty(self, item: DraftItem) -> Block | None:
         """The empty block of an item that cannot be drafted, None for one that can."""
         cursor, shape = item.cursor, self.shape
-        watermark = self.watermark(item.cursor.sequence, item.cursor.epoch)
+        watermark = self.contexts.watermark(item.cursor.sequence, item.cursor.epoch)
         fits = (
             0 <= item.anchor < shape.vocab_size
             and 0 <= item.features_through <= cursor.anchor_position
         )
         if not (fits and self._sound(item)):
             why = EmptyReason.INVALID
-        elif self._contexts.find(cursor.sequence, cursor.epoch) is None:
+        elif self.contexts.find(cursor.sequence, cursor.epoch) is None:
             why = EmptyReason.UNKNOWN_SEQUENCE
         elif cursor.anchor_position + shape.block_size > self.context_length:
             why = EmptyReason.TOO_LONG

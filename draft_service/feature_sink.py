@@ -1,22 +1,22 @@
-"""The Features servicer: checks chunks of rows, queues them for the device, acknowledges them.
+"""The Features servicer: checks chunks of rows, has the device ingest them, acknowledges them.
 
-A chunk for another process, or of another projection or shape, is refused and counted, and the
-stream goes on. Rows of sequences that are not open under their epoch are dropped and
-counted too. A chunk with a part that is too large is counted and ends the stream.
+Chunks that a stream brings while the device is busy are ingested together, in one job; rounds have
+priority over them. A chunk for another process, or of another projection or shape, is refused and
+counted, and the stream goes on. Rows of sequences that are not open under their epoch are dropped
+and counted too. A chunk with a part that is too large is counted and ends the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
+import structlog
 
 from draft_service.engine_core import DraftEngineCore
-from draft_service.feature_receiver import FeatureReceiver, Outcome
 from draft_service.interface import Rows, number_here
-from dspark.errors import PeerError
+from dspark.errors import Overloaded, PeerError, Unavailable
 from dspark.runtime.channel import MAX_MESSAGE
 from dspark.runtime.wire_limits import KIB, Bounds, Read
 from dspark.runtime.worker import Worker
@@ -24,102 +24,63 @@ from dspark.types import Refusal, RefusalReason
 from dspark.wire.finite import bytes_in
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 
+log = structlog.get_logger("dspark.feature_sink")
+
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
-UNTOLD = 64  # done chunks without an acknowledgement, beyond which no more are read
+AHEAD = 64  # chunks of a stream that wait for the device, beyond which no more are read
 BOUNDS = Bounds({3: ("projection", KIB), 9: ("token_ids", 5 * MAX_ROWS), 10: ("rows", MAX_MESSAGE)})
 
-
-@dataclass(slots=True)
-class _Taken:
-    """The outcomes of one stream's chunks: how many were read, done and acknowledged."""
-
-    read: int = 0
-    done: int = 0
-    told: int = 0
-    refused: list[types_pb2.SequenceRef] = field(default_factory=list)
-    # by sequence and epoch, not yet acknowledged
-    watermarks: dict[tuple[int, int], int] = field(default_factory=dict)
-    # set when a chunk is done, or the stream has ended
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    told_all: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def finish(self) -> None:
-        self.done += 1
-        self.news.set()
-
-    def acknowledge(self) -> features_pb2.FeatureAck:
-        self.news.clear()
-        refused, self.refused = self.refused, []
-        marks, self.watermarks = self.watermarks, {}
-        self.told = self.done
-        self.told_all.set()
-        return features_pb2.FeatureAck(
-            chunks=self.done,
-            refused=refused,
-            watermarks=[
-                features_pb2.Watermark(sequence=at[0], epoch=at[1], rows=rows)
-                for at, rows in marks.items()
-            ],
-        )
+Chunk = tuple[features_pb2.FeatureChunk, Rows | Refusal]  # with its rows, or why it has none
 
 
 class FeatureSink(features_pb2_grpc.FeaturesServicer):
     """Takes feature rows over bulk streams."""
 
-    def __init__(self, worker: Worker[DraftEngineCore], arrivals: FeatureReceiver) -> None:
-        self._worker, self._metrics, self._arrivals = worker, worker.metrics, arrivals
+    def __init__(self, worker: Worker[DraftEngineCore]) -> None:
+        self._worker, self._metrics = worker, worker.metrics
 
     async def Push(
         self,
         request_iterator: AsyncIterator[Read[features_pb2.FeatureChunk]],
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[features_pb2.FeatureAck, None]:
-        taken = _Taken()
-        reading = asyncio.create_task(self._read_all(request_iterator, taken))
-        reading.add_done_callback(lambda _: taken.news.set())
+        ahead: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(AHEAD)
+        reading = asyncio.create_task(self._read_all(request_iterator, ahead))
+        done = 0
         try:
-            while not (reading.done() and taken.told == taken.read):
-                await taken.news.wait()
-                yield taken.acknowledge()
-            await reading
+            while isinstance(chunk := await ahead.get(), tuple):
+                chunks, rows = [chunk], len(chunk[0].token_ids)
+                while rows < self._worker.engine.job_rows and not ahead.empty():
+                    if not isinstance(more := ahead.get_nowait(), tuple):
+                        ahead.put_nowait(more)  # the end
+                        break
+                    chunks.append(more)
+                    rows += len(more[0].token_ids)
+                outcomes = await self._outcomes([each for _, each in chunks])
+                done += len(chunks)
+                yield self._acknowledgement(done, [each for each, _ in chunks], outcomes)
+            if chunk is not None:
+                raise chunk
         finally:
             reading.cancel()
 
     async def _read_all(
-        self, chunks: AsyncIterator[Read[features_pb2.FeatureChunk]], taken: _Taken
+        self,
+        chunks: AsyncIterator[Read[features_pb2.FeatureChunk]],
+        ahead: asyncio.Queue[Chunk | Exception | None],
     ) -> None:
-        async for chunk, too_large, _ in chunks:
-            if too_large is not None:  # how many rows it had is not known
-                self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
-                raise too_large
-            self._take(chunk, taken)
-            while taken.done - taken.told > UNTOLD:  # its peer reads no acknowledgements
-                taken.told_all.clear()
-                await taken.told_all.wait()
-
-    def _take(self, chunk: features_pb2.FeatureChunk, taken: _Taken) -> None:
-        taken.read += 1
-        read = self._read(chunk)
-        if isinstance(read, Refusal):
-            self._settle(chunk, read, taken)
-        else:
-            self._arrivals.put(read, lambda outcome: self._settle(chunk, outcome, taken))
-
-    def _settle(self, chunk: features_pb2.FeatureChunk, outcome: Outcome, taken: _Taken) -> None:
-        """Counts what became of a chunk and notes it for the next acknowledgement."""
-        count = len(chunk.token_ids)
-        if isinstance(outcome, Refusal):
-            reason = outcome.reason.name.lower()
-            self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
-            taken.refused.append(types_pb2.SequenceRef(sequence=chunk.sequence, epoch=chunk.epoch))
-        else:
-            self._metrics.feature_rows.labels(direction="received").inc(count)
-            self._metrics.bytes.labels(direction="received", kind="features").inc(
-                bytes_in(chunk.rows)
-            )
-            taken.watermarks[chunk.sequence, chunk.epoch] = outcome
-        taken.finish()
+        """Queues the chunks of a stream, and then why it ended: None where its peer did."""
+        end: Exception | None = None
+        try:
+            async for chunk, too_large, _ in chunks:
+                if too_large is not None:  # how many rows it had is not known
+                    self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
+                    raise too_large
+                await ahead.put((chunk, self._read(chunk)))
+        except Exception as error:
+            end = error
+        await ahead.put(end)
 
     def _read(self, chunk: features_pb2.FeatureChunk) -> Rows | Refusal:
         if chunk.sink_incarnation != self._worker.incarnation:
@@ -141,3 +102,49 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             )
         number = number_here(chunk.source_incarnation, chunk.sequence)
         return Rows(number, chunk.epoch, chunk.start_position, rows, chunk.token_ids)
+
+    async def _outcomes(self, read: Sequence[Rows | Refusal]) -> list[int | Refusal]:
+        """Ingests the rows in one job: each sequence's watermark afterwards, or why not."""
+        runs = [each for each in read if isinstance(each, Rows)]
+        told: Sequence[int | Refusal] = ()
+        if runs:
+            try:
+                told = await self._worker.device.run(self._worker.engine.ingest_many, runs)
+            except (Overloaded, Unavailable) as error:
+                told = [Refusal(RefusalReason.NO_PAGES, str(error))] * len(runs)
+            except Exception as error:
+                log.error("feature_sink.failed", exc_info=error)
+                refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
+                told = [refusal] * len(runs)
+        ingested = iter(told)
+        return [next(ingested) if isinstance(each, Rows) else each for each in read]
+
+    def _acknowledgement(
+        self,
+        done: int,
+        chunks: Sequence[features_pb2.FeatureChunk],
+        outcomes: Sequence[int | Refusal],
+    ) -> features_pb2.FeatureAck:
+        """Counts what became of chunks, and tells it. done: chunks of the stream so far."""
+        refused = list[types_pb2.SequenceRef]()
+        watermarks = dict[tuple[int, int], int]()
+        for chunk, outcome in zip(chunks, outcomes, strict=True):
+            count = len(chunk.token_ids)
+            if isinstance(outcome, Refusal):
+                reason = outcome.reason.name.lower()
+                self._metrics.dropped.labels(kind="feature_rows", reason=reason).inc(count)
+                refused.append(types_pb2.SequenceRef(sequence=chunk.sequence, epoch=chunk.epoch))
+            else:
+                self._metrics.feature_rows.labels(direction="received").inc(count)
+                self._metrics.bytes.labels(direction="received", kind="features").inc(
+                    bytes_in(chunk.rows)
+                )
+                watermarks[chunk.sequence, chunk.epoch] = outcome
+        return features_pb2.FeatureAck(
+            chunks=done,
+            refused=refused,
+            watermarks=[
+                features_pb2.Watermark(sequence=at[0], epoch=at[1], rows=rows)
+                for at, rows in watermarks.items()
+            ],
+        )

@@ -10,7 +10,6 @@ from draft_service import feature_sink, rounds, service
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
 from draft_service.engine_core import DraftEngineCore
-from draft_service.feature_receiver import FeatureReceiver
 from draft_service.feature_sink import FeatureSink
 from draft_service.rounds import Rounds
 from draft_service.rounds_server import RoundsServer
@@ -34,7 +33,6 @@ async def start(config: DraftConfig, *, name: str = "draft/0") -> Worker[DraftEn
 
 
 def _services(worker: Worker[DraftEngineCore]) -> Services:
-    arrivals = FeatureReceiver(worker.engine, worker.device)
     loop = asyncio.get_running_loop()
 
     def post(job: Callable[[], None], *, computes: bool) -> None:
@@ -49,13 +47,12 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
         own_port = RoundsServer(bind, worker.security, worker.metrics, read_rounds, open_rounds)
-    sink = FeatureSink(worker, arrivals)
+    sink = FeatureSink(worker)
     chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
 
     async def close() -> None:
         if own_port is not None:
             await asyncio.to_thread(own_port.close)
-        await arrivals.close()
 
     drafts = DraftService(
         worker, drafting, open_rounds, own_port.port if own_port is not None else 0

@@ -51,7 +51,7 @@ def measure(engine: DraftEngine, *, budget_s: float = BUDGET_S) -> Curve | None:
             if sweep >= 2 and time.perf_counter() - began > share * (at + 1):
                 break
         for sequence in range(opened):
-            engine.release(sequence, 1)
+            engine.contexts.release(sequence, 1)
     return curve_of(samples)
 
 

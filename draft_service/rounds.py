@@ -156,7 +156,7 @@ class Rounds:
         self._over = True
         self._inbox.clear()
         self._drafting.forget(self._owner)
-        freed = self._engine.release_owner(self._owner)
+        freed = self._engine.contexts.release_owner(self._owner)
         self._worker.note_load()
         log.info("rounds.ended", sequences=freed)
 
@@ -252,7 +252,7 @@ class Rounds:
         assert self._verifier is not None
         for sequence, epoch in named:
             if self._sequences.pop((sequence, epoch), None) is not None:
-                self._engine.release(number_here(self._verifier, sequence), epoch)
+                self._engine.contexts.release(number_here(self._verifier, sequence), epoch)
         self._worker.note_load()
 
     # Orders.

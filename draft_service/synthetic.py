@@ -35,7 +35,7 @@ class _Context(Context):
 class SyntheticDraftEngine(DraftEngineCore):
     """A draft engine that sleeps instead of computing."""
 
-    _contexts: ContextTable[_Context]
+    contexts: ContextTable[_Context]
     calibrated = True
     device = "synthetic"
     dtype = "none"
@@ -67,7 +67,7 @@ class SyntheticDraftEngine(DraftEngineCore):
         return [self._ingest(chunk) for chunk in chunks]
 
     def _ingest(self, chunk: Rows) -> int | Refusal:
-        context = self._contexts.admit(chunk)
+        context = self.contexts.admit(chunk)
         if isinstance(context, Refusal):
             return context
         if context.first_token is None:  # every row of a sequence carries the same
@@ -80,25 +80,19 @@ class SyntheticDraftEngine(DraftEngineCore):
 
     # -- rounds -----------------------------------------------------------------------------
 
-    def draft(self, items: Sequence[DraftItem]) -> list[Block]:
-        """One block per item, in order, after the time that passes over them take."""
+    def _draft(self, items: Sequence[DraftItem]) -> list[Block]:
+        """The blocks, after the time that passes over them take."""
         began = time.perf_counter_ns()
-        blocks = [self._empty(item) for item in items]
-        runnable = [index for index, block in enumerate(blocks) if block is None]
-        if runnable:
-            asked = [items[index] for index in runnable]
-            contexts = [self._contexts[item.cursor.sequence] for item in asked]
-            made = self._blocks.make(
-                cursors=[item.cursor for item in asked],
-                all_params=[item.params for item in asked],
-                first_tokens=[context.first_token or 0 for context in contexts],
-                slots=[item.max_slots for item in asked],
-                watermarks=[context.watermark for context in contexts],
-            )
-            for index, block in zip(runnable, made, strict=True):
-                blocks[index] = block
-            self._pass(began, asked)
-        return [block for block in blocks if block is not None]
+        contexts = [self.contexts[item.cursor.sequence] for item in items]
+        made = self._blocks.make(
+            cursors=[item.cursor for item in items],
+            all_params=[item.params for item in items],
+            first_tokens=[context.first_token or 0 for context in contexts],
+            slots=[item.max_slots for item in items],
+            watermarks=[context.watermark for context in contexts],
+        )
+        self._pass(began, items)
+        return made
 
     def _pass(self, began_ns: int, asked: Sequence[DraftItem]) -> None:
         context = sum(item.cursor.committed_len for item in asked) / len(asked)

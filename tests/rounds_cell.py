@@ -59,9 +59,6 @@ class ToyPair:
     def admitted(self, held: SimulatedContext) -> None:
         pass
 
-    def first(self, held: SimulatedContext) -> int:
-        return after(held.tokens[-1], len(held.tokens) - 1)
-
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> list[SimulatedBlock]:
         return [SimulatedBlock(self._block(held, slots), (0.9,) * slots) for held, slots in asked]
 

@@ -33,16 +33,14 @@ class SimulatedPair(Protocol):
     def admitted(self, held: SimulatedContext) -> None:
         """Prepares a new sequence."""
 
-    def first(self, held: SimulatedContext) -> int:
-        """The token behind a prompt."""
-
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         """Blocks of so many slots, behind the newest token of each sequence."""
 
     def judge(
         self, asked: Sequence[tuple[SimulatedContext, Sequence[int]]]
     ) -> Sequence[tuple[int, ...]]:
-        """For each prefix: the accepted tokens, and the target's own behind them."""
+        """For each prefix: the accepted tokens, and the target's own behind them, which alone is
+        the first one behind a prompt."""
 
 
 class SyntheticPair:
@@ -55,11 +53,6 @@ class SyntheticPair:
         params, first = held.admission.params, held.admission.token_ids[0]
         held.key = self._oracle.key(first, params.seed, params.choice)
         held.domain = self._oracle.domain(first)
-
-    def first(self, held: SimulatedContext) -> int:
-        return int(
-            self._oracle.target(np.array([held.key], np.uint64), np.array([len(held.tokens)]))[0]
-        )
 
     def draft(self, asked: Sequence[tuple[SimulatedContext, int]]) -> Sequence[SimulatedBlock]:
         keys = np.array([held.key for held, _ in asked], np.uint64)

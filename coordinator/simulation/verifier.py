@@ -307,7 +307,7 @@ class SimulatedVerifier(SimulatedWorker):
             if not there or self.pages.grow(*key, len(held.tokens), 0) is None:
                 told.append(events.PrefillRefused(*key))
                 continue
-            token = self._pair.first(held)
+            ((token,),) = self._pair.judge([(held, ())])
             held.tokens.append(token)
             told.append(events.Prefilled(*key, token))
         return told

@@ -103,9 +103,9 @@ class DecodeRun:
         now = self.cursor.round + 1
         self.cursor = self.cursor._replace(round=now, committed_len=len(self._ids))
         if now == REST:
-            self._draft.release(*self.cursor[:2])
+            self._draft.contexts.release(*self.cursor[:2])
             served(self._draft.open(self.cursor, self._life))
-        sent = self._verify.features(self.cursor, self._draft.watermark(*self.cursor[:2]))
+        sent = self._verify.features(self.cursor, self._draft.contexts.watermark(*self.cursor[:2]))
         if sent is None:
             raise CheckpointError("the verifier made no feature rows")
         if count := len(sent.token_ids):
@@ -149,7 +149,7 @@ class DecodeRun:
     def close(self) -> Mapping[str, Any] | str:
         """Frees it on both engines; the fields of the case, or why there are none."""
         self._verify.release(*self.cursor[:2])
-        self._draft.release(*self.cursor[:2])
+        self._draft.contexts.release(*self.cursor[:2])
         told = {name: each for name, each in self._told.items() if name in self._wanted}
         return self._refused or {"output_ids": self._ids[: self._end], **self._lengths, **told}
 

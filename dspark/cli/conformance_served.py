@@ -137,7 +137,7 @@ def load_draft(pair: ReferencePair, lives: Sequence[int]) -> Any:
     for spacer in spacers:
         served(engine.open(Cursor(spacer, 1, 0, 1), GAP * PAGE))
     for spacer in spacers[::2]:
-        engine.release(spacer, 1)
+        engine.contexts.release(spacer, 1)
     return engine
 
 

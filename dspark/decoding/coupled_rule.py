@@ -18,41 +18,28 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dspark.decoding.gumbel import NEAR_TIE, checked_argmax, exponentials
-from dspark.decoding.slots import PackedCase, Spot, target_probs
+from dspark.decoding.slots import PackedCase, target_probs
 from dspark.types import Cursor, SamplingParams
-
-AHEAD = 4  # rows drawn at a time: few are wasted, and each call has a cost
 
 
 def judge_coupled(
     logits: Tensor, cases: Sequence[PackedCase], near_ties: Counter[int] | None = None
 ) -> list[tuple[int, int]]:
-    """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence."""
-    verdicts: list[tuple[int, int]] = [(0, -1)] * len(cases)
-    matching = list(range(len(cases)))
-    begun = 0  # slots that every remaining sequence has passed
-    while matching:
-        step = max(AHEAD // len(matching), 1)
-        spots = [
-            (cases[index], slot)
-            for index in matching
-            for slot in range(begun, min(begun + step, len(cases[index].draft_ids) + 1))
-        ]
-        drawn = iter(_draws(logits, spots))
-        still = []
-        for index in matching:
-            case, matched = cases[index], True
-            for slot in range(begun, min(begun + step, len(case.draft_ids) + 1)):
-                token, lead = next(drawn)
-                if not matched:
-                    continue
-                if lead < NEAR_TIE and near_ties is not None:
-                    near_ties[case.cursor.sequence] += 1
-                verdicts[index] = (slot, token)
-                matched = slot < len(case.draft_ids) and token == case.draft_ids[slot]
-            if matched:
-                still.append(index)
-        matching, begun = still, begun + step
+    """(accepted, next token) of sampled sequences: logits [T, V]. Counts near-ties by sequence.
+
+    Row by row: noise over a vocabulary is what this costs, and none is made behind a mismatch.
+    """
+    verdicts: list[tuple[int, int]] = []
+    for case in cases:
+        for slot in range(len(case.draft_ids) + 1):
+            position = case.cursor.anchor_position + 1 + slot
+            noise = exponentials([case.params], [position], logits.shape[-1], logits.device)
+            ids, leads = checked_argmax(target_probs(logits, [(case, slot)]), noise)
+            if near_ties is not None and leads.item() < NEAR_TIE:
+                near_ties[case.cursor.sequence] += 1
+            if slot == len(case.draft_ids) or ids.item() != case.draft_ids[slot]:
+                break
+        verdicts.append((slot, int(ids)))
     return verdicts
 
 
@@ -60,13 +47,3 @@ def first_coupled(probs: Tensor, params: SamplingParams, cursor: Cursor) -> int:
     """The token after a prefill of cursor.committed_len tokens: probs [1, V]."""
     noise = exponentials([params], [cursor.anchor_position + 1], probs.shape[-1], probs.device)
     return int(checked_argmax(probs, noise)[0])
-
-
-def _draws(logits: Tensor, spots: Sequence[Spot]) -> list[tuple[int, float]]:
-    """The draw at each spot: (token, its lead)."""
-    positions = [case.cursor.anchor_position + 1 + slot for case, slot in spots]
-    noise = exponentials(
-        [case.params for case, _ in spots], positions, logits.shape[-1], logits.device
-    )
-    ids, leads = checked_argmax(target_probs(logits, spots), noise)
-    return list(zip(ids.tolist(), leads.tolist(), strict=True))

@@ -22,7 +22,8 @@ from dspark.decoding.philox import Purpose, key_of, uniforms
 from dspark.decoding.sampling import draw
 from dspark.decoding.slots import Floats, Ints, PackedCase, Slots, Spot, target_probs
 
-PIECE = 1 << 16  # probabilities a CPU works on at a time
+FEW = 4  # sequences judged at a time: what they take stays in a CPU's caches
+PIECE = 1 << 16  # probabilities that are worked on at a time
 
 # From p [N], the target's probability of every entry of q, and coins [S]: tokens kept of each
 # sequence, and the weight [m] of p at the rejected slot behind them (None for 1).
@@ -39,24 +40,27 @@ def judge_ratio(
     note: Note,
     watch: DrawsWatch | None = None,
 ) -> list[tuple[int, int]]:
-    """(accepted, next token) of sampled sequences by one of the rules: logits [T, V]."""
-    slots = slots_of(cases)
-    spots = [(case, slot) for case in cases for slot in range(len(case.draft_ids))]
-    p = probabilities(logits, spots, slots.slot, slots.ids)
-    kept, alive = decide(p, slots, coins(Purpose.ACCEPT, cases, slots.lengths, slots.within))
-    if watch is not None:
-        note(watch, cases, slots, p, kept)
-    last = target_probs(logits, list(zip(cases, kept, strict=True)))
-    if alive is not None:
-        last = scaled(last, alive)
-    rejected = [
-        start + count if count < counting else None
-        for start, counting, count in zip(slots.starts, slots.counting, kept, strict=True)
-    ]
-    probs = residual(last, slots.dense(rejected, last))
-    u = coins(Purpose.EMIT, cases, [1] * len(cases), np.array(kept) + 1)
-    tokens = draw(probs, torch.from_numpy(u).to(probs.device)).tolist()
-    return list(zip(kept, tokens, strict=True))
+    """(accepted, next token) of sampled sequences by one of the rules: logits [T, V] on the
+    host."""
+    verdicts: list[tuple[int, int]] = []
+    for part in (cases[first : first + FEW] for first in range(0, len(cases), FEW)):
+        slots = slots_of(part)
+        spots = [(case, slot) for case in part for slot in range(len(case.draft_ids))]
+        p = probabilities(logits, spots, slots.slot, slots.ids)
+        kept, alive = decide(p, slots, coins(Purpose.ACCEPT, part, slots.lengths, slots.within))
+        if watch is not None:
+            note(watch, part, slots, p, kept)
+        last = target_probs(logits, list(zip(part, kept, strict=True)))
+        if alive is not None:
+            last = scaled(last, alive)
+        rejected = [
+            start + count if count < counting else None
+            for start, counting, count in zip(slots.starts, slots.counting, kept, strict=True)
+        ]
+        probs = residual(last, slots.dense(rejected, last))
+        u = coins(Purpose.EMIT, part, [1] * len(part), np.array(kept) + 1)
+        verdicts += zip(kept, draw(probs, torch.from_numpy(u)).tolist(), strict=True)
+    return verdicts
 
 
 def slots_of(cases: Sequence[PackedCase]) -> Slots:
@@ -70,20 +74,16 @@ def slots_of(cases: Sequence[PackedCase]) -> Slots:
 
 
 def probabilities(logits: Tensor, spots: Sequence[Spot], slot: Ints, ids: Ints) -> Floats:
-    """Target probability of ids[i] at spots[slot[i]], `slot` ascending, in pieces that fit a CPU's
-    cache.
+    """Target probability of ids[i] at spots[slot[i]], `slot` ascending, in pieces.
 
     Raises FloatingPointError when one is not a number.
     """
-    step = max(PIECE // logits.shape[-1], 1) if logits.device.type == "cpu" else max(len(spots), 1)
+    step = max(PIECE // logits.shape[-1], 1)
     pieces = [np.zeros(0)]
     for start in range(0, len(spots), step):
-        probs = target_probs(logits, spots[start : start + step])
         low, high = np.searchsorted(slot, [start, start + step])
-        row, column = (
-            torch.from_numpy(part[low:high]).to(probs.device) for part in (slot - start, ids)
-        )
-        pieces.append(probs[row, column].cpu().numpy())
+        probs = target_probs(logits, spots[start : start + step]).numpy()
+        pieces.append(probs[slot[low:high] - start, ids[low:high]])
     p = np.concatenate(pieces)
     if not np.isfinite(p).all():
         raise FloatingPointError("target probabilities are not numbers")
@@ -109,4 +109,4 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 def scaled(last: Tensor, alive: Floats) -> Tensor:
     """P p, from which q is subtracted: last [m, V], alive [m]."""
-    return last * torch.from_numpy(alive).to(last.device).unsqueeze(-1)
+    return last * torch.from_numpy(alive).unsqueeze(-1)

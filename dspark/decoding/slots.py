@@ -119,7 +119,7 @@ class Slots:
         return np.bincount(self.slot, own, minlength=len(self.drafted)).astype(np.float64)
 
     def dense(self, chosen: Sequence[int | None], like: Tensor) -> Tensor:
-        """q of one slot per row, or zeros for None: shape and device of `like` [m, V]."""
+        """q of one slot per row, or zeros for None: like `like` [m, V], on the host."""
         row_of = np.full(len(self.drafted), -1)
         for row, slot in enumerate(chosen):
             if slot is not None:
@@ -127,8 +127,5 @@ class Slots:
         rows = row_of[self.slot]
         wanted = rows >= 0
         q = torch.zeros_like(like)
-        where = (
-            torch.from_numpy(rows[wanted]).to(q.device),
-            torch.from_numpy(self.ids[wanted]).to(q.device),
-        )
-        return q.index_put_(where, torch.from_numpy(self.probs[wanted]).to(q.device))
+        q.numpy()[rows[wanted], self.ids[wanted]] = self.probs[wanted]
+        return q

@@ -12,6 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from dspark.runtime.shell import Servicer, ShellProcess
 from dspark.targets import check_model
 from dspark.types import RefusalReason
 from dspark.wire import codec
+from dspark.wire.v1 import types_pb2
 
 log = structlog.get_logger("dspark.process")
 
@@ -107,9 +109,9 @@ class Worker(ShellProcess, Generic[E]):
     def described(self, **waited: Any) -> dict[str, Any]:
         """The fields that the descriptions of both roles have. waited: what its load tells of
         waiting."""
-        busy_s = sum(each.busy_s for each in self.threads)
+        held, busy_s = asdict(self.engine.held), sum(each.busy_s for each in self.threads)
         return {
-            "load": codec.write_load(self.engine.held, self.device.queued, busy_s, **waited),
+            "load": types_pb2.Load(**held, queued=self.device.queued, busy_s=busy_s, **waited),
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "fingerprint": self.engine.fingerprint,

@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dspark.errors import ConfigError
+from dspark.numerals import number, shown, whole
 from dspark.runtime.config import read_yaml
 from dspark.synthetic.steps import StepTable
 
 MOST_SLOTS = 64
 MOST_VOCABULARY = 1 << 24  # ids travel to the drafter in three feature values of eight bits
 LEAST_WIDTH = 4
+
+Read = Callable[[object], Any]  # raises ValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +80,21 @@ def load_spec(path: str | Path) -> SyntheticSpec:
 def read_spec(document: object) -> SyntheticSpec:
     """The pair described by plain values; raises ConfigError naming the field."""
     top = _Fields(document, "synthetic")
-    verify, draft, confidence = (
-        top.fields("verify"),
-        top.fields("draft"),
-        top.fields("confidence", missing={}),
-    )
-    domains = _domains(top)
+    verify, draft = top.fields("verify"), top.fields("draft")
+    confidence = top.fields("confidence", default={})
+    prefill_ms = verify.value(number, "prefill_ms", 0.0, 1e6, default=None)
     spec = SyntheticSpec(
         verify=_table(verify, "tokens"),
         draft=_table(draft, "sequences"),
-        domains=domains,
-        seed=top.whole("seed", 0, 1 << 62, default=0),
-        vocabulary=top.whole("vocabulary", 2, MOST_VOCABULARY, default=32_000),
-        context_length=top.whole("context_length", 16, 1 << 30, default=1 << 20),
-        feature_width=top.whole("feature_width", LEAST_WIDTH, 1 << 16, default=64),
-        noise=confidence.number("noise", 0.0, 100.0, default=0.0),
-        bias=confidence.number("bias", -100.0, 100.0, default=0.0),
-        jitter=top.number("jitter", 0.0, 1.0, default=0.0),
-        prefill_token_s=verify.number("prefill_ms", 0.0, 1e6) / 1e3
-        if "prefill_ms" in verify
-        else None,
+        domains=_domains(top),
+        seed=top.value(whole, "seed", 0, 1 << 62, default=0),
+        vocabulary=top.value(whole, "vocabulary", 2, MOST_VOCABULARY, default=32_000),
+        context_length=top.value(whole, "context_length", 16, 1 << 30, default=1 << 20),
+        feature_width=top.value(whole, "feature_width", LEAST_WIDTH, 1 << 16, default=64),
+        noise=confidence.value(number, "noise", 0.0, 100.0, default=0.0),
+        bias=confidence.value(number, "bias", -100.0, 100.0, default=0.0),
+        jitter=top.value(number, "jitter", 0.0, 1.0, default=0.0),
+        prefill_token_s=None if prefill_ms is None else prefill_ms / 1e3,
         fingerprint=hashlib.sha256(
             json.dumps(document, sort_keys=True, default=str).encode()
         ).hexdigest(),
@@ -114,26 +111,21 @@ def _domains(top: _Fields) -> tuple[Domain, ...]:
     domains: list[Domain] = []
     for name, content in given.items():
         fields = _Fields(content, f"synthetic.domains.{name}")
-        accept = fields.numbers("accept", 0.0, 1.0)
-        if not 1 <= len(accept) <= MOST_SLOTS:
-            raise ConfigError(
-                f"{fields.name}.accept: {len(accept)} slots are not in 1..{MOST_SLOTS}"
-            )
+        accept = fields.values(number, "accept", 0.0, 1.0)
+        if len(accept) > MOST_SLOTS:
+            raise ConfigError(f"{fields.name}.accept: {len(accept)} slots exceed {MOST_SLOTS}")
         if domains and len(accept) != len(domains[0].accept):
             raise ConfigError(
                 f"{fields.name}.accept: {len(accept)} slots, the first domain has another number"
             )
-        concentration = (
-            fields.number("concentration", 0.01, 1e4) if "concentration" in fields else None
-        )
+        concentration = fields.value(number, "concentration", 0.01, 1e4, default=None)
         fields.finish()
-        domains.append(Domain(str(name), tuple(accept), concentration))
+        domains.append(Domain(str(name), accept, concentration))
     return tuple(domains)
 
 
 def _table(fields: _Fields, first: str) -> StepTable:
-    rows = fields.axis(first)
-    contexts = fields.axis("contexts", default=[0])
+    rows, contexts = fields.ascending(first), fields.ascending("contexts", default=[0])
     milliseconds = fields.take("ms")
     if not isinstance(milliseconds, list) or len(milliseconds) != len(rows):
         raise ConfigError(
@@ -141,22 +133,19 @@ def _table(fields: _Fields, first: str) -> StepTable:
         )
     grid = []
     for index, row in enumerate(milliseconds):
-        values = row if isinstance(row, list) else [row]
+        values, name = row if isinstance(row, list) else [row], f"{fields.name}.ms[{index}]"
         if len(values) != len(contexts):
-            raise ConfigError(
-                f"{fields.name}.ms[{index}]: {len(values)} values for {len(contexts)} contexts"
-            )
-        grid.append(
-            [_number(value, f"{fields.name}.ms[{index}]", 1e-6, 1e7) / 1e3 for value in values]
-        )
+            raise ConfigError(f"{name}: {len(values)} values for {len(contexts)} contexts")
+        grid.append(tuple(_read(number, value, name, 1e-6, 1e7) / 1e3 for value in values))
     stairs = fields.take("stairs", default=False)
     if not isinstance(stairs, bool):
         raise ConfigError(f"{fields.name}.stairs: must be true or false")
-    return StepTable(tuple(rows), tuple(contexts), tuple(map(tuple, grid)), stairs)
+    return StepTable(rows, contexts, tuple(grid), stairs)
 
 
 class _Fields:
-    """One mapping of the file; keys that are never taken are errors."""
+    """One mapping of the file; keys that are never taken are errors. Numbers are read by a function
+    of `dspark.numerals` and bounded."""
 
     def __init__(self, content: object, name: str) -> None:
         if not isinstance(content, Mapping):
@@ -165,49 +154,35 @@ class _Fields:
         self._content: dict[str, Any] = {str(key): value for key, value in content.items()}
         self._asked: set[str] = set()
 
-    def __contains__(self, key: str) -> bool:
-        return self._content.get(key) is not None
-
     def take(self, key: str, **default: object) -> Any:
+        """What the key holds; where it is absent or null, the default if there is one."""
         self._asked.add(key)
-        if key not in self:
-            if not default:
-                raise ConfigError(f"{self.name}.{key}: required and not given")
-            return default["default"]
-        return self._content[key]
+        if (value := self._content.get(key)) is not None:
+            return value
+        if not default:
+            raise ConfigError(f"{self.name}.{key}: required and not given")
+        return default["default"]
 
-    def fields(self, key: str, *, missing: Mapping[str, object] | None = None) -> _Fields:
-        return _Fields(
-            self.take(key) if missing is None else self.take(key, default=missing),
-            f"{self.name}.{key}",
+    def fields(self, key: str, **default: object) -> _Fields:
+        return _Fields(self.take(key, **default), f"{self.name}.{key}")
+
+    def value(self, read: Read, key: str, least: float, most: float, *, default: Any) -> Any:
+        given = self.take(key, default=default)
+        return given if given is None else _read(read, given, f"{self.name}.{key}", least, most)
+
+    def values(self, read: Read, key: str, least: float, most: float, **default: object) -> Any:
+        given, name = self.take(key, **default), f"{self.name}.{key}"
+        if not isinstance(given, list) or not given:
+            raise ConfigError(f"{name}: must be a list of numbers")
+        return tuple(
+            _read(read, one, f"{name}[{index}]", least, most) for index, one in enumerate(given)
         )
 
-    def number(self, key: str, least: float, most: float, **default: float) -> float:
-        return _number(self.take(key, **default), f"{self.name}.{key}", least, most)
-
-    def whole(self, key: str, least: int, most: int, **default: int) -> int:
-        return _whole(self.take(key, **default), f"{self.name}.{key}", least, most)
-
-    def numbers(self, key: str, least: float, most: float) -> list[float]:
-        given = self.take(key)
-        if not isinstance(given, list):
-            raise ConfigError(f"{self.name}.{key}: must be a list of numbers")
-        return [
-            _number(value, f"{self.name}.{key}[{index}]", least, most)
-            for index, value in enumerate(given)
-        ]
-
-    def axis(self, key: str, **default: list[int]) -> list[int]:
-        given = self.take(key, **default)
-        if not isinstance(given, list) or not given:
-            raise ConfigError(f"{self.name}.{key}: must be a list of whole numbers")
-        values = [
-            _whole(value, f"{self.name}.{key}[{index}]", 0, 1 << 40)
-            for index, value in enumerate(given)
-        ]
-        if any(after <= before for before, after in itertools.pairwise(values)):
+    def ascending(self, key: str, **default: object) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.values(whole, key, 0, 1 << 40, **default)
+        if any(after <= before for before, after in itertools.pairwise(found)):
             raise ConfigError(f"{self.name}.{key}: must ascend")
-        return values
+        return found
 
     def finish(self) -> None:
         unknown = sorted(set(self._content) - self._asked)
@@ -217,17 +192,11 @@ class _Fields:
             )
 
 
-def _number(value: object, name: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name}: {value!r} is not a number")
-    if not least <= value <= most:
-        raise ConfigError(f"{name}: {value} is not in {least:g}..{most:g}")
-    return float(value)
-
-
-def _whole(value: object, name: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name}: {value!r} is not a whole number")
-    if not least <= value <= most:
-        raise ConfigError(f"{name}: {value} is not in {least}..{most}")
-    return value
+def _read(read: Read, value: object, name: str, least: float, most: float) -> Any:
+    try:
+        made = read(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if not least <= made <= most:  # false for NaN, too
+        raise ConfigError(f"{name}: {shown(value)} is not in {least:.12g}..{most:.12g}")
+    return made

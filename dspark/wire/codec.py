@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from dspark.errors import PeerError
-from dspark.pages import EngineUsage
 from dspark.runtime.cost_store import Curve
 from dspark.types import (
     MAX_BIAS,
@@ -36,24 +35,20 @@ from dspark.wire.v1 import types_pb2
 MAX_ENDS = 1024  # ids that may not come before min_tokens
 
 
+# numbers of `SamplingParams` that the message holds as they are
+_NUMBERS = (*SAMPLING_RANGES, "top_k", "seed", "choice", "min_tokens", "prompt_len")
+
+
 def write_sampling(params: SamplingParams) -> types_pb2.SequenceSampling:
+    numbers: dict[str, Any] = {name: getattr(params, name) for name in _NUMBERS}
+    if params.repetition_penalty == 1.0:  # is absent then
+        del numbers["repetition_penalty"]
     return types_pb2.SequenceSampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        choice=params.choice,
-        rule=cast("types_pb2.Rule", int(params.rule)),
-        min_p=params.min_p,
-        # absent for 1
-        repetition_penalty=params.repetition_penalty if params.repetition_penalty != 1.0 else None,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        min_tokens=params.min_tokens,
+        **numbers,
         stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
-        prompt_len=params.prompt_len,
+        rule=cast("types_pb2.Rule", int(params.rule)),
+        logit_bias=dict(params.logit_bias),
         constraint=None if params.constraint is None else write_constraint(params.constraint),
     )
 
@@ -96,7 +91,7 @@ def read_constraint(message: types_pb2.Constraint) -> Constraint | None:
 
 
 def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
-    numbers: dict[str, Any] = {name: getattr(message, name) for name in SAMPLING_RANGES}
+    numbers: dict[str, Any] = {name: getattr(message, name) for name in _NUMBERS}
     if not message.HasField("repetition_penalty"):
         numbers["repetition_penalty"] = 1.0
     for name, (fits, range_) in SAMPLING_RANGES.items():
@@ -122,15 +117,10 @@ def read_sampling(message: types_pb2.SequenceSampling) -> SamplingParams:
         )
     return SamplingParams(
         **numbers,
-        top_k=message.top_k,
-        seed=message.seed,
-        choice=message.choice,
         rule=rule,
         logit_bias=bias,
-        min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_len=message.prompt_len,
         constraint=read_constraint(message.constraint),
     )
 
@@ -193,22 +183,6 @@ def read_refusal(message: types_pb2.Refusal) -> Refusal:
     except ValueError:
         reason = RefusalReason.INTERNAL
     return Refusal(reason, message.message)
-
-
-def write_load(
-    held: EngineUsage, queued: int, busy_s: float = 0.0, wait_s: float = 0.0, waits: int = 0
-) -> types_pb2.Load:
-    """The load of a worker: what it holds, the jobs that wait for its device, the seconds it worked
-    and cohorts waited so far, and the number of waits."""
-    return types_pb2.Load(
-        sequences=held.sequences,
-        pages_held=held.pages_held,
-        pages_total=held.pages_total,
-        queued=queued,
-        busy_s=busy_s,
-        wait_s=wait_s,
-        waits=waits,
-    )
 
 
 def write_cost(curve: Curve) -> types_pb2.CostCurve:

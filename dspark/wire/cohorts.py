@@ -7,10 +7,10 @@ Columns of wrong lengths raise PeerError with the field's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict
 from itertools import accumulate, pairwise
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,7 @@ Part = TypeVar("Part", tuple[int, ...], tuple[float, ...], tuple[bool, ...])
 _WORD = 4  # bytes of an id or a probability
 
 
-class _Column(Protocol):
-    def __len__(self) -> int: ...
-
-
-def fit(count: int, *, of: str = "", **columns: _Column) -> None:
+def fit(count: int, *, of: str = "", **columns: Sized) -> None:
     """Raises PeerError naming a column that does not have `count` values."""
     for name, column in columns.items():
         if len(column) != count:
@@ -89,14 +85,13 @@ def _one_draws(of: verify_pb2.Draws) -> Draws:
         raise PeerError(
             f"draws.places: {len(of.places)} counts of {sum(of.places)} slots, expected {of.slots}"
         )
-    for name, value, count in (("drift", of.drift, of.slots), ("luck", of.luck, of.blocks)):
-        if not abs(value) <= count + ROUNDING:
-            raise PeerError(f"draws.{name}: {value} over {count}")
-    for name, value, count in (
-        ("variance", of.variance, of.slots),
-        ("luck_variance", of.luck_variance, of.blocks),
+    for name, least, most in (
+        ("drift", -of.slots, of.slots),
+        ("variance", 0, of.slots),
+        ("luck", -of.blocks, of.blocks),
+        ("luck_variance", 0, of.blocks),
     ):
-        if not -ROUNDING <= value <= count + ROUNDING:
-            raise PeerError(f"draws.{name}: {value} over {count}")
+        if not least - ROUNDING <= (value := getattr(of, name)) <= most + ROUNDING:
+            raise PeerError(f"draws.{name}: {value} over {most}")
     sums = (of.drift, of.variance, of.blocks, of.luck, of.luck_variance)
     return Draws(of.drafter_version, of.slots, tuple(of.places), *sums)

@@ -41,6 +41,10 @@ _WHYS = (
 )
 
 
+# of a `RoundReport`, those that are columns of the message under the same name
+_SAME = ("sequence", "epoch", "round", "committed_before", "accepted", "verified", "drafter")
+
+
 def write_up(incarnation: int, news: Sequence[Up], lease_ms: int = 0) -> verify_pb2.ControlUp:
     """Writes news. incarnation: the sending process. lease_ms: set in the first message."""
     return verify_pb2.ControlUp(
@@ -71,21 +75,15 @@ def read_up(message: verify_pb2.ControlUp) -> list[Up]:
 
 def _report(told: PassReport) -> verify_pb2.ControlUp.News:
     rounds, timing = told.report.rounds, told.timing
+    of = dict(zip(RoundReport._fields, zip(*rounds, strict=True), strict=True))
     reasons: dict[str, int] = {"": 0}
-    why = [reasons.setdefault(each.why_empty, len(reasons)) for each in rounds]
     message = verify_pb2.PassReport(
-        sequence=[each.sequence for each in rounds],
-        epoch=[each.epoch for each in rounds],
-        round=[each.round for each in rounds],
-        committed_before=[each.committed_before for each in rounds],
-        tokens=[len(each.tokens) for each in rounds],
-        token_ids=chain.from_iterable([each.tokens for each in rounds]),
-        accepted=[each.accepted for each in rounds],
-        verified=[each.verified for each in rounds],
-        drafted=[len(each.confidence) for each in rounds],
-        confidence=chain.from_iterable([each.confidence for each in rounds]),
-        drafter=[each.drafter for each in rounds],
-        why_empty=why,
+        **{name: of[name] for name in _SAME},
+        tokens=map(len, of["tokens"]),
+        token_ids=chain.from_iterable(of["tokens"]),
+        drafted=map(len, of["confidence"]),
+        confidence=chain.from_iterable(of["confidence"]),
+        why_empty=[reasons.setdefault(each, len(reasons)) for each in of["why_empty"]],
         reasons=list(reasons)[1:],
         logprobs=[
             verify_pb2.RowLogprobs(row=row, tokens=codec.write_logprobs(each))
@@ -104,11 +102,9 @@ def _report(told: PassReport) -> verify_pb2.ControlUp.News:
         pages_free=told.pages_free,
         started=None if told.started is None else _started(told.started),
         forced=chain.from_iterable([each.forced or (False,) * len(each.tokens) for each in rounds])
-        if any(each.forced for each in rounds)
+        if any(of["forced"])
         else (),
-        forbidden=[each.forbidden for each in rounds]
-        if any(each.forbidden for each in rounds)
-        else (),
+        forbidden=of["forbidden"] if any(of["forbidden"]) else (),
     )
     setattr(message, "pass", told.report.number)  # a keyword of Python
     return _News(report=message)
@@ -162,26 +158,23 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
     count = len(message.sequence)
     if not 0 < count <= MAX_ROWS:
         raise PeerError(f"report.sequence: {count} are not in 1..{MAX_ROWS}")
-    epochs, numbers, before = message.epoch[:], message.round[:], message.committed_before[:]
-    tokens, accepted, verified = message.tokens[:], message.accepted[:], message.verified[:]
-    drafted, drafters, why = message.drafted[:], message.drafter[:], message.why_empty[:]
-    fit(count, of="report.", epoch=epochs, round=numbers, committed_before=before)
-    fit(count, of="report.", tokens=tokens, accepted=accepted, verified=verified)
-    fit(count, of="report.", drafted=drafted, drafter=drafters, why_empty=why)
+    of = {name: getattr(message, name)[:] for name in (*_SAME, "tokens", "drafted", "why_empty")}
+    fit(count, of="report.", **of)
+    tokens, accepted, verified, why = of["tokens"], of["accepted"], of["verified"], of["why_empty"]
     if min(tokens) < 1 or max(tokens) > MAX_SLOTS + 1:
         raise PeerError(
             f"report.tokens: {min(tokens)} to {max(tokens)} are not in 1..{MAX_SLOTS + 1}"
         )
     if any(
         not kept <= seen <= made
-        for kept, seen, made in zip(accepted, verified, drafted, strict=True)
+        for kept, seen, made in zip(accepted, verified, of["drafted"], strict=True)
     ):
         raise PeerError("report.verified: not between what was accepted and what was drafted")
     if any(said > kept + 1 for said, kept in zip(tokens, accepted, strict=True)):
         raise PeerError("report.tokens: more than were accepted and one")
     if max(why) > len(message.reasons):
         raise PeerError(f"report.why_empty: {max(why)} of {len(message.reasons)} reasons")
-    token_ends, slot_ends = bounds(tokens), bounds(drafted)
+    token_ends, slot_ends = bounds(tokens), bounds(of["drafted"])
     fit(token_ends[-1], of="report.", token_ids=message.token_ids)
     confidence = tuple(message.confidence[:])
     fit(slot_ends[-1], of="report.", confidence=confidence)
@@ -195,16 +188,16 @@ def _read_rounds(message: verify_pb2.PassReport) -> list[RoundReport]:
     return list(
         map(
             RoundReport,
-            message.sequence[:],
-            epochs,
-            numbers,
-            before,
+            of["sequence"],
+            of["epoch"],
+            of["round"],
+            of["committed_before"],
             parts(tuple(message.token_ids[:]), token_ends),
             accepted,
             verified,
             parts(confidence, slot_ends),
             [reasons[place] for place in why],
-            drafters,
+            of["drafter"],
             parts(tuple(message.forced[:]), token_ends) if message.forced else [()] * count,
             message.forbidden[:] or [False] * count,
         )

@@ -18,8 +18,8 @@ from dspark.rounds.plan import MAX_SLOTS
 from dspark.wire.cohorts import MAX_ROWS, bounds, fit
 from dspark.wire.v1 import draft_pb2
 
-# Fields of the message, in the order of those of an `OrderRow`, whose last one follows from the
-# number of rows.
+# Fields of the message, in the order of those of an `Order` and of an `OrderRow`, whose last one
+# follows from the number of rows.
 _COLUMNS = ("sequence", "epoch", "round", "committed_len", "anchors", "slots")
 PART = 256 << 10  # bytes of rows in one message, unless one row has more
 MAX_FEATURE_ROWS = 64 * MAX_ROWS  # of one order: `Waits.inline_rows` of every sequence
@@ -104,13 +104,12 @@ def read_order(message: draft_pb2.Order) -> Order:
         raise PeerError(f"order.sequence: {count} are not in 1..{MAX_ROWS}")
     if message.order == 0:
         raise PeerError("order.order: must be 1 or more")
-    epochs, rounds, lengths = message.epoch[:], message.round[:], message.committed_len[:]
-    anchors, slots, rows = message.anchors[:], message.slots[:], message.rows[:]
-    fit(count, of="order.", epoch=epochs, round=rounds, committed_len=lengths)
-    fit(count, of="order.", anchors=anchors, slots=slots, rows=rows)
+    columns = {name: getattr(message, name)[:] for name in (*_COLUMNS, "rows")}
+    fit(count, of="order.", **columns)
+    slots, rows = columns["slots"], columns["rows"]
     if min(slots) < 1 or max(slots) > MAX_SLOTS:
         raise PeerError(f"order.slots: {min(slots)} to {max(slots)} are not in 1..{MAX_SLOTS}")
-    if any(map(ge, rows, lengths)):
+    if any(map(ge, rows, columns["committed_len"])):
         raise PeerError("order.rows: more than there are positions before the anchor")
     total = sum(rows)
     if total > MAX_FEATURE_ROWS:
@@ -127,18 +126,6 @@ def read_order(message: draft_pb2.Order) -> Order:
     masks = (
         [packed[first:last] for first, last in pairwise(bounds(sizes))] if packed else [b""] * count
     )
-    sequences = message.sequence[:]
-    if len(set(sequences)) < count:
+    if len(set(columns["sequence"])) < count:
         raise PeerError("order.sequence: one comes twice")
-    return Order(
-        message.order,
-        sequences,
-        epochs,
-        rounds,
-        lengths,
-        anchors,
-        slots,
-        rows,
-        message.token_ids[:],
-        masks,
-    )
+    return Order._make((message.order, *columns.values(), message.token_ids[:], masks))

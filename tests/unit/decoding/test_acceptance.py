@@ -223,10 +223,13 @@ def test_a_packed_pass_judges_every_sequence_as_if_it_were_alone() -> None:
     assert accepted > 200
 
 
-def test_pieces_of_a_large_pass_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "size"), [("PIECE", 1), ("FEW", 1), ("FEW", 100)])
+def test_pieces_of_a_large_pass_change_nothing(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logits, cases = at_random(3)
     whole = judge(logits, cases)
-    monkeypatch.setattr("dspark.decoding.ratio.PIECE", 1)
+    monkeypatch.setattr(f"dspark.decoding.ratio.{name}", size)
     assert judge(logits, cases) == whole
 
 

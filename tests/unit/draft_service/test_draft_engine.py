@@ -205,7 +205,7 @@ def test_a_law_of_another_vocabulary_empties_its_own_block_alone(
 
 def test_the_history_is_that_of_the_newest_epoch_and_grows_with_it(engine: DraftEngine) -> None:
     params = SamplingParams(frequency_penalty=1.0, prompt_len=2)
-    store = engine._contexts
+    store = engine.contexts
     assert filled(engine).epoch == 1
 
     def taken(shaper: Shaper) -> object:
@@ -232,7 +232,7 @@ def test_only_laws_that_ask_pay_for_it(engine: DraftEngine) -> None:
     cursor = filled(engine)
     for temperature, top_k in itertools.product((0.0, 1.0), (0, 5)):
         draft(engine, cursor, SamplingParams(temperature, top_k=top_k, min_p=0.1, logprobs=5))
-    assert engine._contexts[1].shaper is None
+    assert engine.contexts[1].shaper is None
 
 
 def test_a_bug_at_one_sequence_empties_its_own_block_alone(

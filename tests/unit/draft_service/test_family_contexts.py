@@ -79,7 +79,7 @@ def test_blocks_are_the_model_s_however_rows_came(
         for start, stop in runs:
             engine.ingest(1, 1, start, ids[start:stop], rows[start:stop])
         if runs:
-            assert engine.watermark(1, 1) == anchor
+            assert engine.contexts.watermark(1, 1) == anchor
         assert list(engine.draft([_item(1, ids, anchor)])[0].token_ids) == _expected(
             drafter, ids, taps, anchor
         )
