@@ -1,5 +1,5 @@
 """The event loop as a clock, which runs in simulated time too, and helpers that wait for a
-condition, send queued messages first or run long work beside the loop."""
+condition or run long work beside the loop."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ async def until(done: Callable[[], bool], longest_s: float) -> None:
         async with asyncio.timeout(longest_s):
             while not done():  # noqa: ASYNC110 - looked at, so nobody has to signal it
                 await asyncio.sleep(LOOK_S)
-
-
-async def let_orders_leave() -> None:
-    """Yields to the event loop until the messages queued in this turn have been sent."""
-    for _ in range(TURNS_TO_SEND):
-        await asyncio.sleep(0)
 
 
 async def beside(long: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -19,7 +19,7 @@ from coordinator.answers.answer import CommittedTokens
 from coordinator.cells import cell_wire
 from coordinator.cells.cell import RequestHandle, SubmitRequest
 from coordinator.cells.local_cell import LocalCell
-from coordinator.clock import Clock, Timer, let_orders_leave
+from coordinator.clock import Clock, Timer
 from coordinator.requests.request import MAX_TENANT
 from coordinator.requests.validation import read_request
 from dspark.errors import (
@@ -89,7 +89,6 @@ class FrontendConnection:
         Raises Overloaded when the front end does not read."""
         await self._news.wait()
         self._news.clear()
-        await let_orders_leave()  # the next round's orders are sent before the last one's commits
         if self._overran:
             raise Overloaded("the front end does not read", retry_after_s=1.0)
         return None if self._ended else self._collect()
