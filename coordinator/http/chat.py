@@ -74,9 +74,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
     template, tokenizer = _writers(api, calling)
-    field, form = form_of(body)
-    if calling is not None and calling.form is not None:
-        field, form = calling.field, calling.form
+    field, form = form_of(body) if calling is None else (calling.field, calling.form)
     forced = form is not None and (calling is None or calling.whole)
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
     budget = body.thinking_token_budget
