@@ -172,8 +172,10 @@ class AnswerOutput:
             piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
             piece = piece if matched else piece + self._stops.flush()
             piece += unseen if self._show_stop else ""
-            if shown or piece:
-                shown[-1:] = ["".join([*shown[-1:], piece])]
+            if shown:
+                shown[-1] += piece
+            elif piece:
+                shown.append(piece)
             if matched is not None and end.reason is Reason.LENGTH:
                 end = End(Reason.STOP, text=matched)
         return tokens, end, shown
