@@ -20,13 +20,12 @@ from coordinator.dialects.telling import (
     translated_chat,
 )
 from coordinator.http.api import Api
-from coordinator.http.body import described_by, read_body
+from coordinator.http.body import described_by
 from coordinator.http.errors import as_message, described
 from coordinator.http.reader import AnswerPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed
 from coordinator.http.template import ChatTemplate, joined_texts, read_arguments, string
-from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 
 _TEXT = {"text": "text"}
@@ -245,14 +244,14 @@ def routes(api: Api) -> APIRouter:
     @router.post("/v1/messages", openapi_extra=described_by(MessagesBody))
     async def messages(request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_body(request, MessagesBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, MessagesBody)
         chat = translated(body, api.template)
         return await answer_chat(api, request, chat, MessageWriter, kind="msg")
 
     @router.post("/v1/messages/count_tokens", openapi_extra=described_by(CountBody))
     async def count(request: Request) -> Response:
         """Counts the tokens of a conversation's prompt."""
-        body = await read_body(request, CountBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, CountBody)
         api.check_model(body.model, api.processor.cell.terms())
         _, chat = await translated_chat(api, translated(body, api.template))
         return JSONResponse({"input_tokens": len(chat.prompt)})

@@ -16,13 +16,12 @@ from starlette.responses import Response
 from coordinator.answers.answer import End, Reason
 from coordinator.dialects.telling import CommonFields, EventWriter, Translated, answer_chat, ours
 from coordinator.http.api import Api
-from coordinator.http.body import described_by, read_body
+from coordinator.http.body import described_by
 from coordinator.http.errors import described
 from coordinator.http.reader import AnswerPart
 from coordinator.http.reply import Object
 from coordinator.http.schema import BodyPart, Listed, StreamOptions
 from coordinator.http.template import joined_texts, string
-from coordinator.reception.input_processor import prompt_bytes
 from dspark.errors import InvalidRequest, Unsupported
 
 _NAMES = (
@@ -212,7 +211,7 @@ def routes(api: Api) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=described_by(ResponsesBody))
     async def responses(request: Request) -> Response:
         """Answers a conversation; nothing of it is kept."""
-        body = await read_body(request, ResponsesBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, ResponsesBody)
         writer = partial(ResponseWriter, body)
         return await answer_chat(api, request, translated(body), writer, kind="resp")
 

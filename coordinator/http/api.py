@@ -14,10 +14,11 @@ from starlette.exceptions import HTTPException
 import dspark
 from coordinator.cells.cell import CellTerms
 from coordinator.config import ClientsConfig
+from coordinator.http.body import M, read_body
 from coordinator.http.connection import names_of
 from coordinator.http.errors import UnknownModel, handle_errors
 from coordinator.http.template import ChatTemplate, find_template
-from coordinator.reception.input_processor import InputProcessor
+from coordinator.reception.input_processor import InputProcessor, prompt_bytes
 from coordinator.reception.pacing import PacketPace, read_pace
 from dspark.errors import ConfigError, Denied
 from dspark.runtime.addresses import is_loopback, split_endpoint
@@ -64,6 +65,10 @@ class Api:
         if asked not in (None, "", served, terms.model):
             raise UnknownModel(f"the model {str(asked)[:200]!r} is not served here; {served!r} is")
         return served
+
+    async def read(self, request: Request, kind: type[M]) -> M:
+        """The body of a request, no larger than a prompt that the cell can take."""
+        return await read_body(request, kind, prompt_bytes(self.processor.cell))
 
     def check_capacity(self) -> None:
         """Refuses a request to generate that has no room, before any work on it."""

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from dspark.errors import InvalidRequest, RequestCancelled
 
 READ_S = 30.0
-MOST_ERRORS = 100  # of one body that are looked at, to name the field
+MOST_ERRORS = 2048  # of one body that are looked at, to name the field
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -50,7 +50,7 @@ def _path(kind: type[BaseModel], error: ErrorDetails) -> str:
         if isinstance(part, int):
             words += f"[{part}]"
         elif index == 0 or unknown or part in _fields(kind):
-            words += f".{part}" if words else part
+            words += f".{part[:100]}" if words else part[:100]
     return words
 
 

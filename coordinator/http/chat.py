@@ -14,7 +14,7 @@ from starlette.responses import Response
 from coordinator.answers.answer import End, Reason
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.body import described_by, read_body
+from coordinator.http.body import described_by
 from coordinator.http.calls import CallReader
 from coordinator.http.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from coordinator.http.reader import BEGIN, END, AnswerPart, Reader
@@ -24,7 +24,7 @@ from coordinator.http.schema import ChatBody, form_of
 from coordinator.http.template import ChatTemplate, read_messages
 from coordinator.http.thoughts import BEGINS, HarmonyReader, with_budget
 from coordinator.http.tools import Calling, read_calling
-from coordinator.reception.input_processor import LONG_TEXT, encoded, prompt_bytes
+from coordinator.reception.input_processor import LONG_TEXT, encoded
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import InvalidRequest, Unsupported
@@ -48,7 +48,7 @@ def routes(api: Api) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=described_by(ChatBody))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
-        body = await read_body(request, ChatBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, ChatBody)
         api.check_capacity()
         chat = await read_chat(api, body)
         shape = ChatShape(texts, chat.reader)
@@ -74,9 +74,7 @@ async def read_chat(api: Api, body: ChatBody) -> AskedChat:
     calling = read_calling(api, body)
     prompt = await read_prompt(api, body, calling)
     template, tokenizer = _writers(api, calling)
-    field, form = form_of(body)
-    if calling is not None and calling.form is not None:
-        field, form = calling.field, calling.form
+    field, form = form_of(body) if calling is None else (calling.field, calling.form)
     forced = form is not None and (calling is None or calling.whole)
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
     budget = body.thinking_token_budget

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from coordinator.answers.answer import End
 from coordinator.http.api import Api
-from coordinator.http.body import described_by, read_body
+from coordinator.http.body import described_by
 from coordinator.http.logprobs import (
     TokenTexts,
     completion_logprobs,
@@ -22,7 +22,7 @@ from coordinator.http.logprobs import (
 from coordinator.http.reply import Object, answered
 from coordinator.http.running_prompts import Prompt, sampling
 from coordinator.http.schema import CompletionBody, form_of
-from coordinator.reception.input_processor import decoded, prompt_bytes
+from coordinator.reception.input_processor import decoded
 from coordinator.reception.output_processor import OutputChunk, OutputProcessor
 from dspark.errors import InvalidRequest
 
@@ -36,7 +36,7 @@ def routes(api: Api) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=described_by(CompletionBody))
     async def completions(request: Request) -> Response:
         """Continues each prompt."""
-        body = await read_body(request, CompletionBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, CompletionBody)
         prompts = read_prompts(body.prompt)
         field, form = form_of(body)
         scores, names = _scores(body)

@@ -58,7 +58,6 @@ def described(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             status, kind, param = 400, _INVALID, error.field
             # 400 also for known features that are not supported: clients retry a 5xx.
             code = _CODES.get(type(error))
-            message = f"{param}: {error.problem}"
         case UnknownModel():
             status, kind, code, param = 404, _INVALID, "model_not_found", "model"
         case Forbidden():

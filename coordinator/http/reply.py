@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 from fastapi import Request
@@ -71,17 +70,6 @@ class ReplyShape(Protocol):
         """What every complete choice of a prompt tells of its log-probabilities."""
 
 
-class ReplyContext(NamedTuple):
-    """What a reply has beside its choices. block_size: slots of a full block."""
-
-    model: str
-    fingerprint: str
-    block_size: int
-    detail: Detail
-    token_ids: bool
-    options: StreamOptions
-
-
 def added(known: Any, more: Any) -> Any:
     """Merges `more` into `known`: dicts by key, lists and strings by appending; else the newer one
     that is not None."""
@@ -102,103 +90,142 @@ def added(known: Any, more: Any) -> Any:
 Told = list[tuple[int, Object]]  # (index of a choice, its next part)
 
 
-async def _told(
-    asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext
-) -> AsyncGenerator[tuple[bool, Told]]:
-    """Yields (whether they are long, parts of choices that arrived together). The last part of a
-    choice has its finish reason."""
-    opened: set[int] = set()
-    async for prompt, parts in asking.parts():
-        out, stream, many = Told(), asking.streams[prompt], False
-        answers = stream.output.answers
-        if prompt not in opened:
-            opened.add(prompt)
-            many = len(stream.request.prompt) > MANY
-            opening = await beside(many, _opening, asking, prompt, shape, frame)
-            if opening is not None:
-                out += [(prompt * len(answers) + answer.index, opening) for answer in answers]
-        for shown in parts:
-            choice = shape.part(prompt, shown)  # also counts tokens that have no text yet
-            said = shown.text and choice.get("delta", True)  # a reader may hold text back
-            if not (shown.end or frame.token_ids or shown.logprobs or said):
-                continue
-            if frame.token_ids:
-                choice["token_ids"] = shown.tokens
-            if shown.end is not None:
-                choice |= _finish(shown.index, shown.end, shape)
-            out.append((prompt * len(answers) + shown.index, choice))
-        yield many, out
+class Reply(NamedTuple):
+    """A reply to `body` that is being made. head: the fields before the choices. block_size: slots
+    of a full block."""
 
+    asking: RunningPrompts
+    shape: ReplyShape
+    body: Body
+    head: Object
+    detail: Detail
+    block_size: int
 
-def _opening(
-    asking: RunningPrompts, prompt: int, shape: ReplyShape, frame: ReplyContext
-) -> Object | None:
-    """The opening of every choice of a prompt; None for none."""
-    output = asking.streams[prompt].output
-    choice = shape.opening(prompt, output)
-    if not frame.token_ids:
-        return choice
-    ids = {"prompt_token_ids": list(output.request.prompt), "token_ids": []}
-    return (choice or shape.part(prompt, OutputChunk(0, 0))) | ids
+    async def _told(self) -> AsyncGenerator[tuple[bool, Told]]:
+        """Yields (whether they are long, parts of choices that arrived together). The last part of
+        a choice has its finish reason."""
+        opened, shape, token_ids = set[int](), self.shape, self.body.return_token_ids
+        async for prompt, parts in self.asking.parts():
+            out, stream, many = Told(), self.asking.streams[prompt], False
+            answers = stream.output.answers
+            if prompt not in opened:
+                opened.add(prompt)
+                many = len(stream.request.prompt) > MANY
+                opening = await beside(many, self._opening, prompt)
+                if opening is not None:
+                    out += [(prompt * len(answers) + answer.index, opening) for answer in answers]
+            for shown in parts:
+                choice = shape.part(prompt, shown)  # also counts tokens that have no text yet
+                said = shown.text and choice.get("delta", True)  # a reader may hold text back
+                if not (shown.end or token_ids or shown.logprobs or said):
+                    continue
+                if token_ids:
+                    choice["token_ids"] = shown.tokens
+                if (end := shown.end) is not None:
+                    choice["finish_reason"] = shape.reason(shown.index, end)
+                    choice["stop_reason"] = end.text if end.text is not None else end.token_id
+                out.append((prompt * len(answers) + shown.index, choice))
+            yield many, out
 
+    def _opening(self, prompt: int) -> Object | None:
+        """The opening of every choice of a prompt; None for none."""
+        output = self.asking.streams[prompt].output
+        choice = self.shape.opening(prompt, output)
+        if not self.body.return_token_ids:
+            return choice
+        ids = {"prompt_token_ids": list(output.request.prompt), "token_ids": []}
+        return (choice or self.shape.part(prompt, OutputChunk(0, 0))) | ids
 
-async def whole_reply(asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext) -> bytes:
-    """The JSON reply to a request that does not stream: the parts of a stream, merged by choice."""
-    choices: dict[int, Object] = {}
-    async for _, told in _told(asking, shape, frame):
-        for number, more in told:
-            choices[number] = added(choices.get(number), more)
-    return await beside(
-        usage_of(asking)["total_tokens"] > MANY, _written, asking, choices, shape, frame
-    )
+    async def whole(self) -> bytes:
+        """The JSON reply to a request that does not stream: the parts of a stream, merged by
+        choice."""
+        choices: dict[int, Object] = {}
+        async for _, told in self._told():
+            for number, more in told:
+                choices[number] = added(choices.get(number), more)
+        return await beside(usage_of(self.asking)["total_tokens"] > MANY, self._written, choices)
 
+    def _written(self, made: dict[int, Object]) -> bytes:
+        shape, outputs = self.shape, [stream.output for stream in self.asking.streams]
+        answers = len(outputs[0].answers)
+        scores = [shape.scores(output) for output in outputs]
+        choices = [
+            {"index": number, **shape.whole(made[number]), **scores[number // answers]}
+            for number in sorted(made)
+        ]
+        told = self.head | {"object": shape.whole_object} | self._placed(choices)
+        return written(told | {"usage": usage_of(self.asking, shape.thought)} | self._metrics())
 
-def _written(
-    asking: RunningPrompts, made: dict[int, Object], shape: ReplyShape, frame: ReplyContext
-) -> bytes:
-    outputs = [stream.output for stream in asking.streams]
-    answers = len(outputs[0].answers)
-    scores = [shape.scores(output) for output in outputs]
-    choices = [
-        {"index": number, **shape.whole(made[number]), **scores[number // answers]}
-        for number in sorted(made)
-    ]
-    told = _head(asking, frame, shape.whole_object) | _placed(shape, choices)
-    told["usage"] = usage_of(asking, shape.thought)
-    return written(told | _metrics(asking, frame))
+    def _placed(self, choices: Sequence[Object]) -> Object:
+        """`choices`, and beside them what they tell of the prompt that they share."""
+        names = self.shape.of_prompt
+        told = {name: choice.pop(name) for choice in choices for name in names if name in choice}
+        return {"choices": choices, **told}
 
+    async def streamed(self) -> AsyncGenerator[bytes]:
+        """Yields the events of the reply to a request that streams."""
+        asking, shape, wanted = self.asking, self.shape, self.body.stream_options or StreamOptions()
+        head = self.head | {"object": shape.part_object}
 
-def _placed(shape: ReplyShape, choices: Sequence[Object]) -> Object:
-    """`choices`, and beside them what they tell of the prompt that they share."""
-    names = shape.of_prompt
-    told = {name: choice.pop(name) for choice in choices for name in names if name in choice}
-    return {"choices": choices, **told}
+        def events(told: Told) -> bytes:
+            running = usage_of(asking, shape.thought) if wanted.continuous_usage_stats else None
+            aside = {"usage": running} if wanted.include_usage else {}
+            empty = {"logprobs": None, "finish_reason": None}
+            return b"".join(
+                event(head | self._placed([{"index": at, **empty, **more}]) | aside)
+                for at, more in told
+            )
 
+        try:
+            async for many, told in self._told():
+                if told:
+                    yield await beside(many, events, told)
+            usage = {"usage": usage_of(asking, shape.thought)} if wanted.include_usage else {}
+            last = usage | self._metrics()
+            yield (event(head | {"choices": [], **last}) if last else b"") + DONE
+        finally:
+            asking.leave()
 
-async def streamed_reply(
-    asking: RunningPrompts, shape: ReplyShape, frame: ReplyContext
-) -> AsyncGenerator[bytes]:
-    """Yields the events of the reply to a request that streams."""
-    head, usage = _head(asking, frame, shape.part_object), frame.options.include_usage
-
-    def events(told: Told) -> bytes:
-        running = usage_of(asking, shape.thought) if frame.options.continuous_usage_stats else None
-        aside = {"usage": running} if usage else {}
-        empty = {"logprobs": None, "finish_reason": None}
-        return b"".join(
-            event(head | _placed(shape, [{"index": at, **empty, **more}]) | aside)
-            for at, more in told
-        )
-
-    try:
-        async for many, told in _told(asking, shape, frame):
-            if told:
-                yield await beside(many, events, told)
-        last = {"usage": usage_of(asking, shape.thought)} if usage else {}
-        last |= _metrics(asking, frame)
-        yield (event(head | {"choices": [], **last}) if last else b"") + DONE
-    finally:
-        asking.leave()
+    def _metrics(self) -> Object:
+        """The `metrics` field over all answers together; empty if not requested."""
+        if self.detail == "none":
+            return {}
+        answers = [answer for stream in self.asking.streams for answer in stream.output.answers]
+        stats = RequestStats.together([answer.stats for answer in answers])
+        steps = [step for answer in answers for step in answer.steps or ()]
+        by_length: dict[int, list[int]] = {}
+        for drafted, accepted in steps:
+            counts = by_length.setdefault(drafted, [0] * (drafted + 1))
+            counts[accepted] += 1
+        verified = stats.verified
+        histogram = stats.acceptance_histogram
+        speculative: dict[str, Any] = {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
+            "acceptance_histogram": histogram + [0] * (self.block_size + 1 - len(histogram)),
+            "acceptance_histogram_by_draft_length": {
+                str(length): by_length[length] for length in sorted(by_length)
+            },
+            "num_spec_steps": stats.rounds,
+            "num_accepted_draft_tokens": stats.accepted,
+            "num_draft_tokens": verified,
+            "num_proposed_draft_tokens": stats.drafted,
+            "num_spec_tokens": self.block_size,
+        }
+        if self.detail == "detailed":
+            speculative["per_step_accepted"] = [accepted for _, accepted in steps]
+            speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
+        generation_s = stats.total_s() - stats.first_token_s()
+        said = sum(answer.answered for answer in answers)
+        told = {
+            "speculative_decoding": speculative,
+            "time_to_first_token_ms": 1e3 * stats.first_token_s(),
+            "generation_time_ms": 1e3 * generation_s,
+            "queue_time_ms": 1e3 * stats.queue_s(),
+            "mean_itl_ms": 1e3 * per_token_s(answers),
+            "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
+        }
+        return {"metrics": told}
 
 
 def usage_of(asking: RunningPrompts, thought: int = 0) -> Object:
@@ -215,66 +242,6 @@ def usage_of(asking: RunningPrompts, thought: int = 0) -> Object:
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
-
-
-def _head(asking: RunningPrompts, frame: ReplyContext, kind: str) -> Object:
-    return {
-        "id": asking.id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": frame.model,
-        "system_fingerprint": frame.fingerprint,
-    }
-
-
-def _finish(index: int, end: End, shape: ReplyShape) -> Object:
-    return {
-        "finish_reason": shape.reason(index, end),
-        "stop_reason": end.text if end.text is not None else end.token_id,
-    }
-
-
-def _metrics(asking: RunningPrompts, frame: ReplyContext) -> Object:
-    """The `metrics` field over all answers together; empty if not requested."""
-    if frame.detail == "none":
-        return {}
-    block_size = frame.block_size
-    answers = [answer for stream in asking.streams for answer in stream.output.answers]
-    stats = RequestStats.together([answer.stats for answer in answers])
-    steps = [step for answer in answers for step in answer.steps or ()]
-    by_length: dict[int, list[int]] = {}
-    for drafted, accepted in steps:
-        counts = by_length.setdefault(drafted, [0] * (drafted + 1))
-        counts[accepted] += 1
-    verified = stats.verified
-    histogram = stats.acceptance_histogram
-    speculative: dict[str, Any] = {
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "draft_acceptance_rate": stats.accepted / verified if verified else 0.0,
-        "acceptance_histogram": histogram + [0] * (block_size + 1 - len(histogram)),
-        "acceptance_histogram_by_draft_length": {
-            str(length): by_length[length] for length in sorted(by_length)
-        },
-        "num_spec_steps": stats.rounds,
-        "num_accepted_draft_tokens": stats.accepted,
-        "num_draft_tokens": verified,
-        "num_proposed_draft_tokens": stats.drafted,
-        "num_spec_tokens": block_size,
-    }
-    if frame.detail == "detailed":
-        speculative["per_step_accepted"] = [accepted for _, accepted in steps]
-        speculative["per_step_drafted"] = [drafted for drafted, _ in steps]
-    generation_s = stats.total_s() - stats.first_token_s()
-    said = sum(answer.answered for answer in answers)
-    told = {
-        "speculative_decoding": speculative,
-        "time_to_first_token_ms": 1e3 * stats.first_token_s(),
-        "generation_time_ms": 1e3 * generation_s,
-        "queue_time_ms": 1e3 * stats.queue_s(),
-        "mean_itl_ms": 1e3 * per_token_s(answers),
-        "tokens_per_second": said / stats.total_s() if stats.total_s() else 0.0,
-    }
-    return {"metrics": told}
 
 
 METRICS_HEADER = "x-spec-decode-metrics"
@@ -299,10 +266,11 @@ async def answered(
     asking = await RunningPrompts.begin(
         api, request, prompts, options, kind=kind, names=names, usual=usual, record=detail != "none"
     )
-    ids, wanted = bool(body.return_token_ids), body.stream_options or StreamOptions()
-    frame = ReplyContext(model, api.fingerprint(terms), terms.block_size, detail, ids, wanted)
-    events = streamed_reply(asking, shape, frame) if body.stream else None
-    return await respond(api, request, asking, events, partial(whole_reply, asking, shape, frame))
+    head = {"id": asking.id, "object": "", "created": int(time.time()), "model": model}
+    head["system_fingerprint"] = api.fingerprint(terms)
+    reply = Reply(asking, shape, body, head, detail, terms.block_size)
+    events = reply.streamed() if body.stream else None
+    return await respond(api, request, asking, events, reply.whole)
 
 
 async def respond(

@@ -54,7 +54,7 @@ class ResponseFormat(BodyPart):
 class StructuredOutputs(BodyPart):
     """vLLM's `structured_outputs`: exactly one of the forms is given."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Listed[str] | None = None
     grammar: str | None = None
@@ -247,21 +247,18 @@ def _of_format(asked: ResponseFormat | None) -> Form | None:
     return {"json_schema": asked.json_schema.schema_}
 
 
+_UNKEPT = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
 def _of_outputs(structured: StructuredOutputs | None) -> Form | None:
     if structured is None:
         return None
-    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+    for name in _UNKEPT:
         if getattr(structured, name):
             raise Unsupported(f"structured_outputs.{name}", "is not supported")
-    given: Form = {
-        "json_schema": structured.json_,
-        "regex": structured.regex,
-        "choice": structured.choice,
-        "grammar": structured.grammar,
-        "json_object": structured.json_object or None,
-        "structural_tag": structured.structural_tag,
-    }
-    form = {name: value for name, value in given.items() if value is not None}
+    form: Form = structured.model_dump(exclude_none=True, exclude={"disable_fallback", *_UNKEPT})
+    if form.get("json_object") is False:
+        del form["json_object"]
     if len(form) != 1:
         raise InvalidRequest(
             "structured_outputs",
@@ -278,7 +275,20 @@ class CompletionBody(Body):
     echo: bool | None = None
 
 
-class ChatBody(Body):
+class PromptFields(BodyPart):
+    """What a chat's prompt depends on beside its messages."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Listed[Tool] | None = None
+    tool_choice: Choice | None = None
+    # Shorthands for the chat template's arguments of these names.
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatBody(PromptFields, Body):
     """Body of /v1/chat/completions. Messages are passed to the chat template; their content must be
     text."""
 
@@ -286,13 +296,5 @@ class ChatBody(Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: Listed[Tool] | None = None
-    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     thinking_token_budget: int | None = None
-    # Shorthands for the chat template's arguments of these names.
-    enable_thinking: bool | None = None
-    reasoning_effort: str | None = None

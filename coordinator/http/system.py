@@ -14,12 +14,12 @@ from starlette.responses import Response
 import dspark
 from coordinator.clock import beside
 from coordinator.http.api import Api
-from coordinator.http.body import described_by, read_body
+from coordinator.http.body import described_by
 from coordinator.http.chat import read_prompt
 from coordinator.http.errors import UnknownModel
-from coordinator.http.schema import BodyPart, ChatBody, Choice, Listed, Tool
+from coordinator.http.schema import BodyPart, ChatBody, Listed, PromptFields
 from coordinator.http.tools import read_calling
-from coordinator.reception.input_processor import LONG_IDS, decoded, encoded, prompt_bytes
+from coordinator.reception.input_processor import LONG_IDS, decoded, encoded
 from coordinator.reception.tokenizer import Tokenizer
 from dspark.errors import DsparkError, InvalidRequest, Unsupported
 
@@ -79,7 +79,7 @@ def routes(api: Api) -> APIRouter:
     return router
 
 
-class TokenizeBody(BodyPart):
+class TokenizeBody(PromptFields):
     """A prompt, or messages with the chat template's options."""
 
     model: str | None = None
@@ -87,17 +87,6 @@ class TokenizeBody(BodyPart):
     messages: Listed[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: str | None = None
-    tools: Listed[Tool] | None = None
-    tool_choice: Choice | None = None
-
-
-# what a chat's prompt depends on beside its messages
-_OF_CHATS = TokenizeBody.model_fields.keys() & ChatBody.model_fields.keys() - {"model", "messages"}
 
 
 class DetokenizeBody(BodyPart):
@@ -117,7 +106,8 @@ def tokenizing_routes(api: Api) -> APIRouter:
     async def ids_of(body: TokenizeBody, tokenizer: Tokenizer) -> tuple[int, ...]:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt", "give either a prompt or messages")
-        options = {name: it for name in _OF_CHATS if (it := getattr(body, name)) is not None}
+        given = ((name, getattr(body, name)) for name in PromptFields.model_fields)
+        options = {name: value for name, value in given if value is not None}
         if body.prompt is not None:
             if options:
                 raise Unsupported(min(options), "beside a prompt; it goes with messages")
@@ -134,7 +124,7 @@ def tokenizing_routes(api: Api) -> APIRouter:
     @router.post("/tokenize", openapi_extra=described_by(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text or a conversation."""
-        body = await read_body(request, TokenizeBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, TokenizeBody)
         tokenizer = tokenizer_for(body.model)
         ids = await ids_of(body, tokenizer)
         longest = api.processor.cell.terms().limits.longest
@@ -145,7 +135,7 @@ def tokenizing_routes(api: Api) -> APIRouter:
     @router.post("/detokenize", openapi_extra=described_by(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
-        body = await read_body(request, DetokenizeBody, prompt_bytes(api.processor.cell))
+        body = await api.read(request, DetokenizeBody)
         tokenizer = tokenizer_for(body.model)
         most = api.processor.cell.terms().limits.context_length
         return {"prompt": await decoded(tokenizer, body.tokens, "tokens", most)}

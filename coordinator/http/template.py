@@ -288,14 +288,7 @@ class ChatTemplate:
             )
         except _Refused as error:
             raise InvalidRequest("messages", str(error)[:500]) from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-        ) as error:
+        except Exception as error:  # filters raise what they like
             raise InvalidRequest(
                 "messages", f"the target's chat template cannot render them: {str(error)[:300]}"
             ) from error

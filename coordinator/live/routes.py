@@ -19,13 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from coordinator.http.api import Api
-from coordinator.http.body import read_body
 from coordinator.http.schema import BodyPart
 from coordinator.http.stream import EventStream
 from coordinator.live.answer import MAX_TOKENS, AnswerRequest, Policy, Rule, answer_events
 from coordinator.live.feed import BackgroundLoad, CellFeed
 from coordinator.queue.scheduler import Scheduler
-from coordinator.reception.input_processor import prompt_bytes
 from coordinator.workers.membership import Membership
 from dspark.rounds.policy import parse_policy
 
@@ -47,7 +45,6 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-LOAD_BYTES = 4096
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -108,12 +105,12 @@ def live_routes(api: Api, membership: Membership, admission: Scheduler, streams:
 
     @router.post("/live/generate", dependencies=client)
     async def generate(request: Request) -> EventStream:
-        wish = await read_body(request, AnswerRequest, prompt_bytes(api.processor.cell))
+        wish = await api.read(request, AnswerRequest)
         return await answer_events(api, membership.explain, wish)
 
     @router.post("/live/load", dependencies=operator)
     async def set_load(request: Request) -> dict[str, int]:
-        wish = await read_body(request, LoadRequest, LOAD_BYTES)
+        wish = await api.read(request, LoadRequest)
         if wish.policy:
             parse_policy(wish.policy, field="policy")
         feed.set_load(wish.streams, wish.policy, wish.rule)

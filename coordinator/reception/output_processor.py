@@ -72,7 +72,7 @@ class OutputChunk:
     index: int
     offset: int  # index in the answer of the first of `tokens`
     tokens: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # of each token whose text is shown
+    texts: list[str] = field(default_factory=list)  # of each token, if there is a tokenizer
     logprobs: list[ScoredToken] = field(default_factory=list)
     end: End | None = None  # of the answer, with its last chunk
 
@@ -152,6 +152,7 @@ class AnswerOutput:
         shown: list[str] = []
         unseen = ""
         for index, token in enumerate(tokens):
+            shown.append("")
             last = index == len(tokens) - 1
             # A stop token ends the answer and is not part of its text. A stop without a token is
             # that of a stop string, from the journal: the last token completes the string.
@@ -163,8 +164,7 @@ class AnswerOutput:
                 unseen = self._unseen[token]
                 tokens, end = tokens[: index + 1], End(Reason.STOP, text=unseen)
                 break
-            piece, matched = self._stops.push(self._text.push(token), may_end=may_end)
-            shown.append(piece)
+            shown[-1], matched = self._stops.push(self._text.push(token), may_end=may_end)
             if matched is not None:
                 return tokens[: index + 1], End(Reason.STOP, text=matched), shown
         if end is not None:
@@ -172,7 +172,10 @@ class AnswerOutput:
             piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
             piece = piece if matched else piece + self._stops.flush()
             piece += unseen if self._show_stop else ""
-            shown[-1:] = ["".join([*shown[-1:], piece])]
+            if shown:
+                shown[-1] += piece
+            elif piece:
+                shown.append(piece)
             if matched is not None and end.reason is Reason.LENGTH:
                 end = End(Reason.STOP, text=matched)
         return tokens, end, shown

@@ -77,6 +77,18 @@ class HttpCell:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=PATIENCE_S, **options)
 
+    def refused(self, path: str, body: Any) -> str:
+        """The field of a body that is refused, and what is wrong with it."""
+        answer = self.post(path, body)
+        assert answer.status_code == 400, answer.text
+        error, said = answer.json()["error"], str(answer.json()["error"]["message"])
+        assert error["type"] == "invalid_request_error"
+        if path.startswith("/v1/messages"):
+            assert answer.json()["type"] == "error"
+        else:
+            assert said.startswith(f"{error['param']}: ")
+        return said
+
     def chat(self, **fields: Any) -> Any:
         """A chat of one turn through the official client."""
         turn = {"role": "user", "content": "def f"}

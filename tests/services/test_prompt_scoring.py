@@ -298,5 +298,4 @@ def test_what_http_cannot_tell_is_refused_by_name(http: HttpCell) -> None:
         ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt": "x", "prompt_logprobs": True}, "prompt_logprobs"),
     ):
-        reply = post(http, **body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+        assert http.refused("/v1/completions", body).startswith(f"{param}: ")

@@ -6,7 +6,6 @@ it.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -127,20 +126,6 @@ def test_an_answer_that_calls_nothing_has_its_format(cell: HttpCell) -> None:
     (forced,) = asked(cell, response_format=given, **once).choices
     check(forced.message.tool_calls[0])
     assert forced.finish_reason == "tool_calls"
-
-
-def test_a_target_may_have_a_template_for_tools_beside_another(tmp_path: Path) -> None:
-    settings = target_that_calls(tmp_path)
-    (tmp_path / "additional_chat_templates").mkdir()
-    plain = tmp_path / "chat_template.jinja"
-    plain.rename(tmp_path / "additional_chat_templates" / "tool_use.jinja")
-    plain.write_text("{% for each in messages %}{{ each.content }}{% endfor %}", encoding="utf-8")
-    with HttpCell(**settings) as cell:
-        (made,) = asked(cell, tool_choice="required", parallel_tool_calls=False).choices
-        check(made.message.tool_calls[0])
-        bare = asked(cell, max_tokens=2, tools=openai.omit).usage.prompt_tokens
-        assert asked(cell, max_tokens=2, tool_choice="none").usage.prompt_tokens == bare
-        assert asked(cell, max_tokens=2).usage.prompt_tokens > bare + 100
 
 
 def test_results_go_back_into_the_conversation(cell: HttpCell) -> None:

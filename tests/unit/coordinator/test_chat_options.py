@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from coordinator.http.body import validated
+from coordinator.http.calls import CallReader
 from coordinator.http.chat import AskedChat, read_chat
 from coordinator.http.schema import ChatBody
 from coordinator.http.template import ChatTemplate
@@ -21,12 +22,16 @@ MARKS = ["<think>", "</think>"]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def asked(family: str, *, special: bool = True, **fields: Any) -> AskedChat:
+def template_of(family: str) -> ChatTemplate:
+    source = (DATA / "chat_templates" / f"{family}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate(source, {"bos_token": "", "eos_token": ""})
+
+
+def asked(template: str | ChatTemplate, *, special: bool = True, **fields: Any) -> AskedChat:
     backend = Backend.from_file(str(DATA / "pair" / "target" / "tokenizer.json"))
     (backend.add_special_tokens if special else backend.add_tokens)(MARKS)
-    source = (DATA / "chat_templates" / f"{family}.jinja").read_text(encoding="utf-8")
     api = SimpleNamespace(
-        template=ChatTemplate(source, {"bos_token": "", "eos_token": ""}),
+        template=template_of(template) if isinstance(template, str) else template,
         processor=SimpleNamespace(tokenizer=Tokenizer(backend)),
         config=SimpleNamespace(tool_format=""),
     )
@@ -54,3 +59,15 @@ def test_a_budget_begins_thoughts_by_the_token_that_does() -> None:
 def test_a_budget_is_refused_where_no_marks_end_thoughts(family: str, fields: Any) -> None:
     with pytest.raises(Unsupported, match=r"^thinking_token_budget: .* no thoughts by <think>"):
         asked(family, thinking_token_budget=9, **fields)
+
+
+def test_a_conversation_with_tools_has_the_template_for_them_where_there_is_one() -> None:
+    template = ChatTemplate("{% for each in messages %}{{ each.content }}{% endfor %}")
+    template.for_tools = template_of("qwen")
+    plain, none, called = (
+        asked(template, **fields)
+        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS})
+    )
+    assert plain.prompt == none.prompt
+    assert called.prompt == asked("qwen", tools=TOOLS).prompt
+    assert isinstance(called.reader(), CallReader)

@@ -45,6 +45,7 @@ def test_it_knows_its_arguments_and_refuses_others() -> None:
         "{% include '/etc/passwd' %}",
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ 1 / 0 }}",
+        "{{ messages | dictsort }}",
         "{{ messages[7].content }}",
     ],
 )

@@ -19,6 +19,7 @@ from coordinator.http.system import DetokenizeBody, TokenizeBody
 from coordinator.http.template import ChatTemplate
 from coordinator.http.tools import FORMATS
 from dspark.errors import InvalidRequest, Unsupported
+from dspark.types import MAX_BIASED
 
 USAGE = {
     "prompt_tokens": 1,
@@ -154,8 +155,13 @@ def test_who_gives_no_form_is_told_all_there_are() -> None:
             form_of(body)
 
 
-def test_an_object_of_many_wrong_values_is_refused_without_a_look_at_each() -> None:
-    biases = {str(token): "much" for token in range(MOST_ERRORS + 1)}
-    content = json.dumps({"prompt": "a", "logit_bias": biases}).encode()
-    with pytest.raises(InvalidRequest, match=f"body: {MOST_ERRORS + 1} values are wrong"):
-        validated(CompletionBody, content)
+def test_names_are_told_in_short_and_not_of_an_object_of_very_many_wrong_values() -> None:
+    many = f"body: {MOST_ERRORS + 1} values are wrong"
+    for wrong, told in (
+        ({"logit_bias": dict.fromkeys(map(str, range(MAX_BIASED)), "much")}, "logit_bias: input"),
+        ({"logit_bias": dict.fromkeys(map(str, range(MOST_ERRORS + 1)), "much")}, many),
+        ({"speculation": {"k" * 1000: 1}}, f"speculation.{'k' * 100}: extra"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            validated(CompletionBody, json.dumps({"prompt": "a", **wrong}).encode())
+        assert str(refused.value).startswith(told)

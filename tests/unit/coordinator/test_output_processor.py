@@ -114,6 +114,7 @@ def test_an_answer_ends_at_the_same_place_however_its_tokens_come(
     told.say(said, size)
     assert (told.text, told.reading.answered, told.reading.end) == (shown, answered, end)
     assert [one.end for one in told.shown if one.end] == [end]
+    assert all(len(one.texts) == len(one.tokens) for one in told.shown)
 
 
 def test_tokens_end_with_the_stop_string_and_those_behind_it_are_dropped_and_counted() -> None:
@@ -133,6 +134,10 @@ def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> No
     told.read(CommittedTokens((), End(Reason.ABORT)))
     assert told.text == "xST"
     assert told.reading.end == End(Reason.ABORT)
+    told = Told()
+    told.say("x", 1)
+    told.read(CommittedTokens((), End(Reason.ABORT)))
+    assert [one.texts for one in told.shown] == [["x"], []]
 
 
 def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_text() -> None:
@@ -143,6 +148,7 @@ def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_
             for start in range(0, len(ids), size):
                 told.commit(ids[start : start + size])
             assert told.text == ("xST<end>" if kept else "xST")
+            assert [len(one.texts) for one in told.shown] == [len(one.tokens) for one in told.shown]
             assert told.reading.end == End(Reason.STOP, text="<end>")
             assert told.tokens == list(ids[:4])
             assert told.reader.unsaid == 1

@@ -9,15 +9,13 @@ from typing import Any
 from coordinator.answers.answer import End, Reason
 from coordinator.http.chat import ChatShape
 from coordinator.http.reader import Reader
-from coordinator.http.reply import ReplyContext, streamed_reply
-from coordinator.http.schema import StreamOptions
+from coordinator.http.reply import Reply
+from coordinator.http.schema import ChatBody, StreamOptions
 from coordinator.reception.output_processor import OutputChunk
 
 # a character of three tokens is shown with the last
 TEXTS = ["<think>", "so", "", "", "🙂", "</think>", "yes"]
-FRAME = ReplyContext(
-    "tiny", "f", 7, "none", token_ids=False, options=StreamOptions(include_usage=True)
-)
+BODY = ChatBody(messages=[], stream=True, stream_options=StreamOptions(include_usage=True))
 
 
 class Asking:
@@ -44,7 +42,7 @@ class Asking:
 
 async def events() -> list[Any]:
     shape = ChatShape(None, lambda: Reader(inside=False))
-    said = [part async for part in streamed_reply(Asking(), shape, FRAME)]
+    said = [part async for part in Reply(Asking(), shape, BODY, {}, "none", 7).streamed()]
     told = b"".join(said).decode().split("\n\n")
     return [
         json.loads(each.removeprefix("data: "))

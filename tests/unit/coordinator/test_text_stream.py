@@ -4,33 +4,17 @@ character."""
 import random
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders
 
 from coordinator.reception.tokenizer import Tokenizer
+from tests.unit.coordinator.test_token_texts import sentencepiece
 
-WORDS = ["▁a", "▁b", "a", "b"]
 EURO, REPLACEMENT = [0xE2, 0x82, 0xAC], [0xEF, 0xBF, 0xBD]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Words with their leading space, and single bytes for everything else."""
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {
-        word: 256 + n for n, word in enumerate(WORDS)
-    }
-    backend = Backend(
-        models.BPE(vocab=vocab | {"<unk>": 300}, merges=[], byte_fallback=True, unk_token="<unk>")
-    )
-    parts = [
-        decoders.Replace("▁", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
-    backend.decoder = decoders.Sequence(parts)
-    backend.add_special_tokens(["<s>"])
-    return Tokenizer(backend)
+    return sentencepiece(decoders.Strip(" ", 1, 0))
 
 
 def _streamed(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
@@ -65,7 +49,7 @@ def test_bytes_that_never_become_a_character_are_said_all_the_same(tokenizer: To
     assert stream.flush() == ""
 
 
-BROKEN, SPECIAL = "\N{REPLACEMENT CHARACTER}", 261
+BROKEN, SPECIAL = "\N{REPLACEMENT CHARACTER}", 263
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,16 @@ TEXT = "Grüße, 世界 🙂\n\tx = [1, 2]"
 UNLIKELY = ScoredToken(-0.5, (), ())
 
 
-def sentencepiece() -> Tokenizer:
-    """A vocabulary as SentencePiece writes one: a mark for spaces, bytes for what is missing."""
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁x", "a", "b", "▁a"]
-    backend = Backend(
-        models.BPE(
-            {word: index for index, word in enumerate(words)}, [("▁", "a")], byte_fallback=True
-        )
-    )
+def sentencepiece(*last: Any) -> Tokenizer:
+    """A vocabulary as SentencePiece writes one: bytes for what is missing, by their own number, and
+    words with a mark for spaces. last: decoders behind the usual ones."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁a", "▁b", "a", "b", "<unk>", "▁", "▁x"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    backend = Backend(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    usual = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*usual, *last])
+    backend.add_special_tokens(["<s>"])
     return Tokenizer(backend)
 
 

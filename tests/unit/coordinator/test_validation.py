@@ -52,23 +52,12 @@ def test_what_is_given_is_taken() -> None:
     law = {"temperature": 0.5, "top_p": 0.25, "top_k": 9, "seed": 3}
     message = ask(**law, max_tokens=5, stop_token_ids=[4], ignore_eos=True, n=16)
     message.request_id = "mine"
-    message.speculation.policy = "fixed:2"
+    message.speculation.policy, message.speculation.weight = "fixed:2", 4.0
     request = read(message)
     params = SamplingParams(0.5, 0.25, 9, 3, rule=Rule.COUPLED, prompt_len=2)
     assert (request.id, request.params, request.max_tokens) == ("mine", params, 5)
-    told = (request.policy, request.stop_ids, request.choices)
-    assert told == (Fixed(2), frozenset({4}), 16)
-
-
-def test_a_weight_is_taken_within_bounds_and_is_one_when_absent() -> None:
-    message = ask()
-    assert read(message).weight == 1.0
-    message.speculation.weight = 4.0
-    assert read(message).weight == 4.0
-    for wrong in (0.0, -1.0, 1e9, math.nan):
-        message.speculation.weight = wrong
-        with pytest.raises(InvalidRequest, match=r"^speculation\.weight: "):
-            read(message)
+    told = (request.policy, request.stop_ids, request.choices, request.weight)
+    assert told == (Fixed(2), frozenset({4}), 16, 4.0)
 
 
 def test_zero_is_a_temperature_and_a_seed() -> None:
@@ -98,6 +87,10 @@ def beside(**fields: Any) -> g.GenerateRequest:
         ("cache_salt", beside(cache_salt="x" * 129)),
         ("speculation.policy", beside(speculation=g.SpeculationParams(policy="fastest"))),
         ("speculation.rule", beside(speculation=g.SpeculationParams(rule=9))),
+        *(
+            ("speculation.weight", beside(speculation=g.SpeculationParams(weight=weight)))
+            for weight in (0.0, -1.0, 1e9, math.nan)
+        ),
     ],
 )
 def test_what_is_malformed_is_refused_by_field_name(field: str, message: g.GenerateRequest) -> None:
