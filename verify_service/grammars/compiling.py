@@ -43,7 +43,7 @@ from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import coded, mend
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
-from verify_service.grammars.schema import misshapen, parts_of, unkept
+from verify_service.grammars.schema import inside, misshapen, refuse, unkept
 from verify_service.grammars.serialized import drop_endless
 
 GRACE_S = 0.1  # added to a child's wall time, so that one about to end can finish
@@ -178,7 +178,7 @@ def _written(constraint: Constraint) -> Iterator[str]:
     that the compiler cannot read, as it reports them itself."""
     import xgrammar
 
-    for part in parts_of(form_of(constraint)):
+    for part in _objects(form_of(constraint)):
         names = part.get("patternProperties")
         expressions = [part.get("pattern"), *(names if isinstance(names, dict) else ())]
         grammar = part.get("grammar") if part.get("type") == "grammar" else None
@@ -232,12 +232,16 @@ def form_of(constraint: Constraint) -> Any:
     else:
         tag = {"type": "structural_tag", "format": _part(kind, text)}
     _characters(tag)
-    for part in parts_of(tag, schemas=False):
+    for part in _objects(tag, beyond="json_schema"):
         if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
             part["pattern"] = of_whole_text(part["pattern"])
         if part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
             check_grammar(part["grammar"])
     return tag
+
+
+def _objects(value: Any, beyond: str = "") -> list[dict[str, Any]]:
+    return [part for part in inside(value, beyond) if isinstance(part, dict)]
 
 
 def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
@@ -267,11 +271,12 @@ def grammar_of(constraint: Constraint) -> Any:
     import xgrammar
 
     tag = form_of(constraint)
-    for part in parts_of(tag, schemas=False):
+    for part in _objects(tag, beyond="json_schema"):
         if "json_schema" in part:
             schema = part["json_schema"]
-            if (problem := misshapen(schema) or unkept(schema := rewritten(schema))) is not None:
-                raise ValueError(problem)
+            refuse(misshapen, schema)
+            schema = rewritten(schema)
+            refuse(unkept, schema)
             part["json_schema"] = coded(schema)
     told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
     mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))

@@ -49,11 +49,22 @@ def of_whole_text(expression: str) -> str:
 def of_json_schema(expression: str) -> str:
     """An expression that matches a whole text, from a JSON Schema pattern: an alternative anchored
     at one end only allows any text at the other. Raises ValueError."""
-    anything = _write_class([(0, _LAST)]) + "*"
+    anything = [_anything()]
     return "|".join(
-        "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
+        "".join(anything * (ends and not begins) + pieces + anything * (begins and not ends))
         for begins, pieces, ends in _alternatives(expression)
     )
+
+
+def all_but(names: Sequence[str]) -> str:
+    """An expression of every text that is none of the names."""
+    tails: dict[str, list[str]] = {}
+    for name in filter(None, names):
+        tails.setdefault(name[0], []).append(name[1:])
+    texts = [_write_letter(ord(first)) + all_but(rest) for first, rest in tails.items()]
+    others = complement((ord(first), ord(first)) for first in tails)
+    texts.append(_write_class(others) + _anything())
+    return f"({'|'.join(texts)})" + ("" if "" in names else "?")
 
 
 def check_grammar(grammar: str) -> None:
@@ -197,6 +208,10 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
             made.append((free, low - 1))
         free = max(free, high + 1)
     return [*made, (free, _LAST)] if free <= _LAST else made
+
+
+def _anything() -> str:
+    return _write_class([(0, _LAST)]) + "*"
 
 
 def _write_class(ranges: Sequence[tuple[int, int]]) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from verify_service.grammars.expressions import complement
+from verify_service.grammars.expressions import all_but, complement
 from verify_service.grammars.schema import walk
 from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
 
@@ -43,7 +43,6 @@ def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
             )
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
-    _keep_keys_apart(told["rules"], made)
     _count_characters(told["rules"], made)
     _name_classes_behind_rules(told, made)
     put_expressions(told, made)
@@ -98,63 +97,28 @@ def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) ->
             made += [(kind, parts), (Kind.SEQUENCE, [len(made)]), (Kind.CHOICES, [len(made) + 1])]
 
 
-def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
-    """Forbids escapes in additional keys, in place, as an escaped key could equal one of the
-    schema, and characters that JSON escapes, which the compiler takes as they are from the names of
-    the schema."""
-    names = [rule[0] for rule in rules]
-    keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
-    if not keys or "basic_string_sub" not in names:
-        return
-    rest, plain = names.index("basic_string_sub"), len(rules)
-    for choice in (
-        choice for body in keys for choice in made[body][1] if made[choice][0] == Kind.SEQUENCE
-    ):
-        for part in made[choice][1]:
-            kind, parts = made[part]
-            if kind == Kind.CLASS and parts[0] and max(parts[1:], default=0) > 127:
-                # The class excludes bytes, so one non-ASCII character in a name of the schema
-                # excludes them all.
-                made[part] = (kind, [*parts, 128, 0x10FFFF])
-    for body in (rules[rest][1], *keys):
-        kind, choices = made[body]
-        kept = []
-        for choice in choices:
-            parts = (
-                [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
-            )
-            # the only choice of a rule is the quote that begins a key
-            if len(parts) > 1 and len(choices) > 1 and _unwritten(*parts[0]):
-                continue
-            if (Kind.RULE, [rest]) in parts:
-                made += [
-                    (Kind.RULE, [plain]) if part == (Kind.RULE, [rest]) else part for part in parts
-                ]
-                made.append((Kind.SEQUENCE, list(range(len(made) - len(parts), len(made)))))
-                choice = len(made) - 1
-            kept.append(choice)
-        if body == rules[rest][1]:
-            rules.append(["key", len(made), *rules[rest][2:]])
-            made.append((kind, kept))
-        else:
-            made[body] = (kind, kept)
-
-
-def _unwritten(kind: int, parts: Sequence[int]) -> bool:
-    """Whether an expression is a text that begins with a character that JSON escapes."""
-    return kind == Kind.BYTES and any(low <= parts[0] <= high for low, high in _UNWRITTEN)
-
-
 def coded(schema: Any) -> Any:
-    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them."""
+    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them.
+    Keys beside named ones become one: every text but the names. Escapes are in none of its texts,
+    as an escaped key could equal one of the schema."""
     for _, part in walk(schema):
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
-        if "patternProperties" in part:
-            part["patternProperties"] = {
-                _in_hex(name): value for name, value in part["patternProperties"].items()
-            }
+        patterns = part.get("patternProperties", {})
+        rest = part.get("additionalProperties", part.get("unevaluatedProperties", False))
+        if rest is not False and part.get("properties"):
+            plain = [name for name in part["properties"] if _plain(name)]
+            patterns = {**patterns, f"^{all_but(plain)}$": rest}
+            part.pop("unevaluatedProperties", None)
+            part["additionalProperties"] = False
+        if patterns:
+            part["patternProperties"] = {_in_hex(name): value for name, value in patterns.items()}
     return schema
+
+
+def _plain(name: str) -> bool:
+    """Whether JSON escapes nothing of a text."""
+    return json.dumps(name, ensure_ascii=False) == f'"{name}"'
 
 
 def _in_hex(expression: str) -> str:
@@ -169,16 +133,10 @@ def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
             parts = [parts[0] + rules, *parts[1:]]
         elif kind in (Kind.SEQUENCE, Kind.CHOICES):
             parts = [each + at for each in parts]
+        elif kind == Kind.CLASS and parts == [0, parts[1], parts[1]] and parts[1] < 128:
+            kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
         elif kind in (Kind.CLASS, Kind.STAR):
-            if (
-                kind == Kind.CLASS
-                and not parts[0]
-                and len(parts) == 3
-                and parts[1] == parts[2] < 128
-            ):
-                kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
-            else:
-                parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
+            parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
             parts = _escaped_bytes(parts)
@@ -197,15 +155,7 @@ def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> lis
     nothing is left."""
     negated, *ends = parts
     ranges = list(zip(ends[::2], ends[1::2], strict=True))
-    for low, high in out:
-        if negated:
-            ranges.append((low, high))
-        else:
-            cut = [
-                ((first, min(last, low - 1)), (max(first, high + 1), last))
-                for first, last in ranges
-            ]
-            ranges = [each for both in cut for each in both if each[0] <= each[1]]
+    ranges = [*ranges, *out] if negated else complement([*complement(ranges), *out])
     if not ranges:
         raise ValueError(
             "pattern with characters that JSON escapes alone in a class is not supported"

@@ -112,6 +112,7 @@ SCHEMAS = [
     (text(pattern=r"^((.){0,2}){0,1}((a|a)|(?:a){1,2})$"), '"abaa"', '"abaaa"'),
     (text(pattern="^.$"), '"é"', r'"\""'),
     (text(pattern=r"^[\t-z]$"), '"a"', '"\t"'),
+    (text(pattern="^[-a]$"), '"-"', '"b"'),
     (text(format="date"), '"2024-02-29"', '"2023-02-29"'),
     (text(format="date-time"), '"2023-04-30T10:59:59.5Z"', '"2023-04-31T10:59:59Z"'),
     (text(format="time"), '"10:59:59+02:00"', '"10:59:60Z"'),
@@ -173,6 +174,9 @@ SCHEMAS = [
     ('{"type":"string","format":"uri","minLength":1,"maxLength":2083}', '"https://a.b/c"', '"a"'),
     (json.dumps(HUNDRED), '{"p7": "x"}', '{"p7": 1}'),
     (json.dumps(MORE), '{"": "x"}', r'{"\u0061b": "x"}'),
+    (json.dumps(MORE), '{"ü": "x"}', '{"ab": "x"}'),
+    ('{"type":"integer","allOf":[]}', "1", '"a"'),
+    ('{"$id":"x:y","items":{"$ref":"#/$defs/a"},"$defs":{"a":{"const":1}}}', "[1]", "[2]"),
     (json.dumps(TUPLE), '["a", 1]', '["a", 1, 2]'),
     (json.dumps(TUPLE | {"additionalItems": {"type": "null"}}), '["a", 1, null]', '["a", 1, 2]'),
 ]
