@@ -109,22 +109,14 @@ def _child(compiler: Any, answer: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         answer.sendall(b".")
-        cpu_s, wall_s, constraint = _received(answer)
+        with answer.makefile("rb") as asked:
+            cpu_s, wall_s, kind, text = json.load(asked)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, wall_s + GRACE_S)  # the client has given up by then
-        answer.sendall(_answered(compiler, constraint))
+        answer.sendall(_answered(compiler, Constraint(ConstraintKind(kind), text)))
         answer.close()  # before the exit, which takes a while to free memory
     finally:
         os._exit(0)
-
-
-def _received(answer: socket.socket) -> tuple[float, float, Constraint]:
-    """Reads a request: limits of CPU and wall seconds, and the constraint to compile."""
-    parts = []
-    while part := answer.recv(1 << 16):
-        parts.append(part)
-    cpu_s, wall_s, kind, text = json.loads(b"".join(parts))
-    return cpu_s, wall_s, Constraint(ConstraintKind(kind), text)
 
 
 def _answered(compiler: Any, constraint: Constraint) -> bytes:
@@ -144,13 +136,9 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
         except Exception as error:
             return f"er{error!r}".encode()
         said.seek(0)
-        warned = [
-            line
-            for line in said.read().decode(errors="replace").splitlines()
-            if "Warning: " in line
-        ]
+        warned = re.search("Warning: (.*)", said.read().decode(errors="replace"))
     if warned:
-        return f"no{_sentence(warned[0].partition('Warning: ')[2])}".encode()
+        return f"no{_sentence(warned[1])}".encode()
     if size > MAX_BYTES:
         return f"nocompiled it takes {size} bytes, at most {MAX_BYTES} are allowed".encode()
     return f"ok{size}".encode()
@@ -246,20 +234,13 @@ def _objects(value: Any, beyond: str = "") -> list[dict[str, Any]]:
 
 def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
     match kind:
-        case ConstraintKind.JSON_SCHEMA:
-            return {
-                "type": "json_schema",
-                "json_schema": json.loads(text),
-                "max_whitespace_cnt": SPACES,
-            }
-        case ConstraintKind.JSON_OBJECT:
-            schema = {"type": "object", "additionalProperties": True}
+        case ConstraintKind.JSON_SCHEMA | ConstraintKind.JSON_OBJECT:
+            any_object = {"type": "object", "additionalProperties": True}
+            schema = json.loads(text) if kind is ConstraintKind.JSON_SCHEMA else any_object
             return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
         case ConstraintKind.CHOICE:
-            return {
-                "type": "or",
-                "elements": [{"type": "const_string", "value": each} for each in json.loads(text)],
-            }
+            texts = [{"type": "const_string", "value": each} for each in json.loads(text)]
+            return {"type": "or", "elements": texts}
         case ConstraintKind.REGEX:
             return {"type": "regex", "pattern": text}
     return {"type": "grammar", "grammar": text}
