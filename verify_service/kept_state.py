@@ -88,10 +88,14 @@ def copied(cache: Any, *, apart: bool = False) -> Any:
 
 def size(cache: Any) -> int:
     """Bytes of the tensors in a cache."""
-    return sum(
-        sum(map(size, value)) if name == "layers" else _bytes(value)
-        for name, value in vars(cache).items()
-    )
+    sizes = list[int]()
+
+    def note(_: str, tensors: list[Tensor]) -> Tensor:
+        sizes.append(tensors[0].nbytes)
+        return tensors[0]
+
+    _woven([cache], note)
+    return sum(sizes)
 
 
 def form(cache: Any) -> Any:
@@ -176,11 +180,3 @@ def _woven_value(name: str, values: list[Any], weave: _Weave) -> Any:
             _woven_value(name, list(parts), weave) for parts in zip(*values, strict=True)
         )
     return first
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(_bytes, value.values()))
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
