@@ -22,7 +22,7 @@ _PIECES = re.compile(
 )
 _ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
-_LAST = 0x10FFFF
+_LAST, _CARET = 0x10FFFF, ord("^")
 _SOME_READ = "some read it as one character, some as several"
 MOST_COUNT = 2**31 - 1  # the compiler takes larger counts modulo 2**32
 # of EBNF: texts and classes, comments, counts
@@ -217,17 +217,21 @@ def _anything() -> str:
 def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         raise ValueError("a class without characters is not supported")
-    # behind a code, as the compiler writes it, a hexadecimal digit would be one more of its own
-    ranges = sorted(complement(complement(ranges)), key=lambda each: chr(each[0]) not in hexdigits)
-    (low, high), *rest = ranges
-    if low == 94:  # `^` must not be first: the compiler would negate the class
-        rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]
-        if len(rest) == 1:
-            return _write_letter(94)
-    else:
-        rest = list(ranges)
+    # A range that begins with `^` comes last, as the compiler negates a class that begins with it.
+    # Those that begin with a hexadecimal digit come first: behind a code, as the compiler writes
+    # it, the digit would be one more of the code's own.
+    ranges = sorted(
+        complement(complement(ranges)),
+        key=lambda each: (each[0] == _CARET, chr(each[0]) not in hexdigits),
+    )
+    if ranges[0][0] == _CARET:  # alone
+        high = ranges[0][1]
+        if high == _CARET:
+            return _write_letter(_CARET)
+        ranges = [(_CARET + 1, high), (_CARET, _CARET)]
     written = (
-        _write_letter(low) + (f"-{_write_letter(high)}" if high > low else "") for low, high in rest
+        _write_letter(low) + (f"-{_write_letter(high)}" if high > low else "")
+        for low, high in ranges
     )
     return f"[{''.join(written)}]"
 

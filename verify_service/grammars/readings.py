@@ -12,7 +12,9 @@ The input is a grammar as xgrammar serializes it before compilation. Sets of byt
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -186,21 +188,14 @@ def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
 
 def _leaf(kind: int, parts: Sequence[int]) -> _Bytes:
     if kind == Kind.BYTES:
-        return _Bytes(
-            not parts,
-            1 << parts[0] % 256 if parts else 0,
-            0,
-            _union(1 << byte % 256 for byte in parts),
-        )
+        each = [1 << byte % 256 for byte in parts]
+        return _Bytes(not each, each[0] if each else 0, 0, _union(each))
     said = _class(parts) if kind != Kind.EMPTY else 0
     return _Bytes(kind != Kind.CLASS, said, said if kind == Kind.STAR else 0, said)
 
 
 def _union(sets: Iterable[int]) -> int:
-    made = 0
-    for each in sets:
-        made |= each
-    return made
+    return functools.reduce(operator.or_, sets, 0)
 
 
 def _class(parts: Sequence[int]) -> int:

@@ -4,7 +4,6 @@ Pure."""
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,36 +42,31 @@ def drop_endless(told: dict[str, Any]) -> None:
     if no answer is finite."""
     made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
     finite = set[int]()
-    # rules to check again once the key rule is known to end
-    users = defaultdict[int, set[int]](set)
 
-    def ended(rule: int, user: int) -> bool:
-        users[rule].add(user)
-        return rule in finite
-
-    def finishes(expression: int, user: int) -> bool:
+    def finishes(expression: int) -> bool:
         kind, parts = made[expression]
         if kind == Kind.RULE:
-            return ended(parts[0], user)
+            return parts[0] in finite
         if kind == Kind.REPEAT:
-            return not parts[1] or ended(parts[0], user)
+            return not parts[1] or parts[0] in finite
         if kind == Kind.SEQUENCE:
-            return all(finishes(part, user) for part in parts)
-        return kind != Kind.CHOICES or any(finishes(part, user) for part in parts)
+            return all(map(finishes, parts))
+        return kind != Kind.CHOICES or any(map(finishes, parts))
 
-    waiting = list(range(len(bodies)))
-    while waiting:
-        rule = waiting.pop()
-        if rule not in finite and finishes(bodies[rule], rule):
-            finite.add(rule)
-            waiting += users.pop(rule, ())
-    root = told["root_rule_id"]
-    if root not in finite:
+    waiting, before = list(range(len(bodies))), -1
+    while before != len(finite):
+        before = len(finite)
+        waiting.reverse()  # a rule mostly uses rules on one side of it
+        for rule in waiting:
+            if finishes(bodies[rule]):
+                finite.add(rule)
+        waiting = [rule for rule in waiting if rule not in finite]
+    if told["root_rule_id"] not in finite:
         raise ValueError("no answer ever ends as it asks for")
     left = list(made)
     for place, (kind, parts) in enumerate(made):
         if kind == Kind.CHOICES:  # without finite choices it cannot be reached
-            left[place] = (kind, [part for part in parts if finishes(part, root)] or parts)
+            left[place] = (kind, [part for part in parts if finishes(part)] or parts)
         elif kind == Kind.REPEAT and parts[0] not in finite:
             left[place] = (Kind.EMPTY, [])
     put_expressions(told, left)

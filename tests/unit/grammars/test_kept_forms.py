@@ -58,6 +58,7 @@ FORMS = [
     (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
     (KIND.REGEX, r"^(?P<a>a)$|^(?<b>b\ \@)$", "b @", "ab"),
     (KIND.REGEX, r"[\^z][^\^-b]", "^c", "bc"),
+    (KIND.REGEX, r"[\^-b][\^]", "a^", "ca"),
     (KIND.REGEX, r"\Aa[\W_]\Z", "a_", "aé"),
     (KIND.REGEX, r"[^\w\s]\D[\s\S]", "!é\u3000", "é"),
     (KIND.REGEX, r"\S\d", "é1", "\u00a01"),
