@@ -57,7 +57,7 @@ HUNDRED = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in
 FORMS = [
     (KIND.REGEX, "[a-c]+x?", "abcx", "abd"),
     (KIND.REGEX, r"^(?P<a>a)$|^(?<b>b\ \@)$", "b @", "ab"),
-    (KIND.REGEX, r"[\^z][^\^-b]", "^c", "bc"),
+    (KIND.REGEX, r"[\^z]{2}[^\^-b]", "^zc", "^bc"),
     (KIND.REGEX, r"[\^-b][\^]", "a^", "ca"),
     (KIND.REGEX, r"\Aa[\W_]\Z", "a_", "aé"),
     (KIND.REGEX, r"[^\w\s]\D[\s\S]", "!é\u3000", "é"),
