@@ -196,24 +196,19 @@ def _lengths_as_patterns(part: dict[str, Any]) -> None:
     """Moves length limits into a pattern or format beside them, in place, where possible."""
     least, most = part.get("minLength", 0), part.get("maxLength")
     pattern, form = part.get("pattern"), part.get("format")
-    if least == 1 and pattern is not None and not _takes_nothing(pattern):
+    counted = _REPEATED.fullmatch(pattern) if pattern is not None and form is None else None
+    if counted and not {"minLength", "maxLength"}.isdisjoint(part):
+        least = max(least, int(counted[2] == "+"))
+        part["pattern"] = f"^{counted[1]}{{{least},{'' if most is None else most}}}$"
+        part.pop("minLength", None)
+        part.pop("maxLength", None)
+    elif least == 1 and pattern is not None and not _takes_nothing(pattern):
         del part["minLength"]
     elif form in _FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
         part.pop("minLength", None)
         if form == "uri" and most is not None and most > _URI_PARTS:
             part["pattern"] = _URI.replace("N", str(most - _URI_PARTS))
             del part["format"], part["maxLength"]
-    elif (
-        form is None
-        and pattern is not None
-        and FORMATTED & part.keys() > {"pattern"}
-        and (found := _REPEATED.fullmatch(pattern))
-    ):
-        part["pattern"] = (
-            f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
-        )
-        part.pop("minLength", None)
-        part.pop("maxLength", None)
 
 
 def _takes_nothing(pattern: str) -> bool:
@@ -236,10 +231,8 @@ def _merge_objects(part: dict[str, Any], root: Any) -> None:
             piece is None
             or piece.keys() & CONDITIONS - _MERGED
             or piece.get("type", "object") != "object"
-        ):
-            return
-        if piece.get("additionalProperties", True) is not True or (
-            place and "unevaluatedProperties" in piece
+            or piece.get("additionalProperties", True) is not True
+            or (place and "unevaluatedProperties" in piece)
         ):
             return
         for name, value in piece.get("properties", {}).items():
@@ -250,9 +243,9 @@ def _merge_objects(part: dict[str, Any], root: Any) -> None:
     closed = part.pop("unevaluatedProperties", True)
     del part["allOf"]
     part |= {"type": "object", "required": list(needed)}
-    if any("properties" in piece for piece in pieces if piece):  # else it is open, see `_open`
+    if any("properties" in piece for piece in pieces):  # else it is open, see `_open`
         part["properties"] = properties
-    if closed is not True or any("additionalProperties" in piece for piece in pieces if piece):
+    if closed is not True or any("additionalProperties" in piece for piece in pieces):
         part["additionalProperties"] = closed
 
 

@@ -83,6 +83,7 @@ SCHEMAS = [
     (text(pattern="^a|b$"), '"a{b}"', '"ca"'),
     (text(pattern=r"^[a-z\]]+$", maxLength=2), '"a]"', '""'),
     (text(pattern=r"^\w*$", minLength=2), '"ab"', '"a"'),
+    (text(pattern="^[a-z]+$", minLength=1, maxLength=2), '"ab"', '"abc"'),
     (text(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), '"-0.5"', '"-."'),
     (text(format="email", minLength=1), '"a@b.cd"', '"a"'),
     (text(format="email", pattern=ZOD_EMAIL), '"a.b@c.de"', '"a..b@c.de"'),
