@@ -44,7 +44,7 @@ from verify_service.grammars.mending import coded, mend
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
 from verify_service.grammars.schema import inside, misshapen, refuse, unkept
-from verify_service.grammars.serialized import drop_endless
+from verify_service.grammars.serialized import WrittenGrammar
 
 GRACE_S = 0.1  # added to a child's wall time, so that one about to end can finish
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
@@ -259,10 +259,11 @@ def grammar_of(constraint: Constraint) -> Any:
             schema = rewritten(schema)
             refuse(unkept, schema)
             part["json_schema"] = coded(schema)
-    told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
-    mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
-    drop_endless(told)  # before compilation, which expands every repetition
-    return xgrammar.Grammar.deserialize_json(json.dumps(told))
+    written = xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json()
+    made = WrittenGrammar(written)
+    mend(made, lambda expression: WrittenGrammar(_of_expression(expression).serialize_json()))
+    made.drop_endless()  # before compilation, which expands every repetition
+    return xgrammar.Grammar.deserialize_json(made.text())
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:

@@ -97,7 +97,7 @@ def rewritten(schema: Any) -> Any:
     for _, part in walk(made):
         _refer_plainly(part, made)  # before anything has another place
         if part.pop("nullable", False):  # OpenAPI's
-            if "type" in part:
+            if part.get("type"):
                 part["type"] = sorted({*types_of(part), "null"})
             else:
                 part["nullable"] = True

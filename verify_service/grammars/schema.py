@@ -121,6 +121,11 @@ def values_of(schema: dict[str, Any]) -> Sequence[Any]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 
+def rest_of(schema: dict[str, Any]) -> Any:
+    """The schema of values whose keys are not named; False without them."""
+    return schema.get("additionalProperties", schema.get("unevaluatedProperties", False))
+
+
 def of_type(branch: dict[str, Any], schema: dict[str, Any]) -> bool:
     """Whether the schema's type adds nothing to the branch."""
     if "type" in branch:
@@ -212,11 +217,12 @@ def _empty(schema: dict[str, Any]) -> Iterator[str]:
 def _named(schema: dict[str, Any]) -> Iterator[str]:
     """Conditions on keys that the compiler ignores if the key matches by name or pattern."""
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    rest = schema.get("additionalProperties", False)
+    rest = rest_of(schema)
     for name in ("additionalProperties", "unevaluatedProperties", *_MAPS[:2]):
         if "propertyNames" in schema and schema.get(name, True) is not True:
             yield f"{name} beside propertyNames is not supported"
-    if schema.get("minProperties", 0) > 1 and (patterns or rest is not False):
+    unnamed = patterns or rest is not False or "propertyNames" in schema
+    if schema.get("minProperties", 0) > 1 and unnamed:
         yield (
             "minProperties above 1 beside keys that are not named is not supported: one of "
             "these may come twice"
@@ -226,9 +232,7 @@ def _named(schema: dict[str, Any]) -> Iterator[str]:
         yield "propertyNames of another type than string are not supported"
     kinds = [*patterns.values(), *([] if rest is False else [rest])]
     if patterns and any(kind != kinds[0] for kind in kinds):
-        yield (
-            "patternProperties of several kinds, or beside additionalProperties, are not supported"
-        )
+        yield ("patternProperties of several kinds, or beside other keys, are not supported")
     for name in properties:
         if any(re.search(pattern, name) for pattern in patterns):
             yield (

@@ -246,6 +246,13 @@ LEFT_OUT: list[tuple[Any, str]] = [
     ({"const": "a", "enum": ["a", "b"]}, "enum beside const"),
     ({"const": 1, "enum": [True]}, "enum beside const"),
     ({"type": "object", "minProperties": 2}, "minProperties above 1"),
+    ({"type": "object", "unevaluatedProperties": {}, "minProperties": 2}, "minProperties above 1"),
+    (
+        {"type": "object", "propertyNames": {"format": "date"}, "minProperties": 2},
+        "minProperties above 1",
+    ),
+    ({"patternProperties": {"a": {}}, "unevaluatedProperties": {"type": "null"}}, "several kinds"),
+    ({"type": [], "nullable": True}, "nullable without type"),
     ({"minLength": 3}, "minLength without type"),
     ({"properties": {"a": {"minimum": 3, "description": "x"}}}, "minimum without type"),
     ({"minItems": 2, "patternProperties": {"a": {}}}, "minItems, patternProperties without type"),
