@@ -39,7 +39,8 @@ class WrittenGrammar:
 
     def body(self, rule: int) -> tuple[int, list[int]]:
         """The expression of a rule."""
-        return self.expressions[self.rules[rule][1]]
+        place: int = self.rules[rule][1]
+        return self.expressions[place]
 
     def add(self, kind: Kind, parts: Sequence[int]) -> int:
         """Adds an expression; returns its place."""
