@@ -106,14 +106,15 @@ def form(cache: Any) -> Any:
     if cache is None:
         return None
     try:
-        found = (
-            type(cache),
-            tuple((name, _form(name, value)) for name, value in vars(cache).items()),
-        )
-        hash(found)
+        hash(found := _described(cache))
     except (TypeError, ValueError):
         return None
     return found
+
+
+def _described(cache: Any) -> Any:
+    """Raises ValueError if a tensor has no axis of sequences."""
+    return type(cache), tuple((name, _form(name, value)) for name, value in vars(cache).items())
 
 
 def _form(name: str, value: Any) -> Any:
@@ -126,7 +127,7 @@ def _form(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _form("", part)) for key, part in value.items())
     if isinstance(value, list | tuple):
-        return tuple(form(part) if name == "layers" else _form("", part) for part in value)
+        return tuple(_described(part) if name == "layers" else _form("", part) for part in value)
     return value if isinstance(value, _PLAIN) else id(value)
 
 
