@@ -222,7 +222,8 @@ class Grammars:
                     asked = [cpu_s, wall_s, int(constraint.kind), constraint.text]
                     ours.sendall(json.dumps(asked).encode())
                     ours.shutdown(socket.SHUT_WR)
-                    answer = ours.makefile("rb").read()
+                    with ours.makefile("rb") as said:
+                        answer = said.read()
                 except TimeoutError:
                     return None
         late = time.monotonic() - began >= wall_s  # this thread may come behind the child's end
