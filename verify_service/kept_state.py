@@ -88,10 +88,14 @@ def copied(cache: Any, *, apart: bool = False) -> Any:
 
 def size(cache: Any) -> int:
     """Bytes of the tensors in a cache."""
-    return sum(
-        sum(map(size, value)) if name == "layers" else _bytes(value)
-        for name, value in vars(cache).items()
-    )
+    sizes = list[int]()
+
+    def note(_: str, tensors: list[Tensor]) -> Tensor:
+        sizes.append(tensors[0].nbytes)
+        return tensors[0]
+
+    _woven([cache], note)
+    return sum(sizes)
 
 
 def form(cache: Any) -> Any:
@@ -102,14 +106,15 @@ def form(cache: Any) -> Any:
     if cache is None:
         return None
     try:
-        found = (
-            type(cache),
-            tuple((name, _form(name, value)) for name, value in vars(cache).items()),
-        )
-        hash(found)
+        hash(found := _described(cache))
     except (TypeError, ValueError):
         return None
     return found
+
+
+def _described(cache: Any) -> Any:
+    """Raises ValueError if a tensor has no axis of sequences."""
+    return type(cache), tuple((name, _form(name, value)) for name, value in vars(cache).items())
 
 
 def _form(name: str, value: Any) -> Any:
@@ -122,7 +127,7 @@ def _form(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _form("", part)) for key, part in value.items())
     if isinstance(value, list | tuple):
-        return tuple(form(part) if name == "layers" else _form("", part) for part in value)
+        return tuple(_described(part) if name == "layers" else _form("", part) for part in value)
     return value if isinstance(value, _PLAIN) else id(value)
 
 
@@ -176,11 +181,3 @@ def _woven_value(name: str, values: list[Any], weave: _Weave) -> Any:
             _woven_value(name, list(parts), weave) for parts in zip(*values, strict=True)
         )
     return first
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(_bytes, value.values()))
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0

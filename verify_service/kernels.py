@@ -14,6 +14,7 @@ Symbols: T tokens of the pass, Hq and Hkv heads, D head size.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,23 +29,28 @@ log = structlog.get_logger("dspark.verify")
 
 # query [T, Hq, D], keys and values [pages, page_size, Hkv, D], tables, scale, window -> [T, Hq, D]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tables, float | None, int | None], Tensor]
-_NEEDED = {"scale", "window_size", "enable_gqa", "seqused_k", "block_table"}
+
+
+def _library(module: str, name: str, *needed: str) -> Callable[..., Any] | None:
+    """A function of a library, if it is installed and takes these parameters."""
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+    return found if set(inspect.signature(found).parameters).issuperset(needed) else None
 
 
 def torch_kernel() -> Kernel | None:
     """`torch.nn.attention.varlen.varlen_attn`, if it takes a page table."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    if not set(inspect.signature(varlen_attn).parameters) >= _NEEDED:
+    needed = ("scale", "window_size", "enable_gqa", "seqused_k", "block_table")
+    varlen_attn = _library("torch.nn.attention.varlen", "varlen_attn", *needed)
+    if varlen_attn is None:
         return None
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
     ) -> Tensor:
-        left = -1 if window is None else window - 1
-        out = varlen_attn(
+        out: Tensor = varlen_attn(
             q,
             k,
             v,
@@ -53,12 +59,11 @@ def torch_kernel() -> Kernel | None:
             at.max_q,
             at.max_k,
             scale=scale,
-            window_size=(left, 0),
+            window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=q.shape[1] != k.shape[2],
             seqused_k=at.used_k,
             block_table=at.blocks,
         )
-        assert isinstance(out, Tensor)
         return out
 
     return attend
@@ -66,19 +71,15 @@ def torch_kernel() -> Kernel | None:
 
 def flash_kernel() -> Kernel | None:
     """`flash_attn_varlen_func` of flash-attn, if it is installed and takes a page table."""
-    try:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-    if "block_table" not in inspect.signature(flash_attn_varlen_func).parameters:
+    flash = _library("flash_attn", "flash_attn_varlen_func", "block_table")
+    if flash is None:
         return None
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, at: Tables, scale: float | None, window: int | None
     ) -> Tensor:
         cu_k = torch.nn.functional.pad(at.used_k.cumsum(0, dtype=torch.int32), (1, 0))
-        left = -1 if window is None else window - 1
-        out: Any = flash_attn_varlen_func(
+        out: Tensor = flash(
             q,
             k,
             v,
@@ -88,11 +89,10 @@ def flash_kernel() -> Kernel | None:
             at.max_k,
             softmax_scale=scale,
             causal=True,
-            window_size=(left, 0 if window is not None else -1),
+            window_size=(-1, -1) if window is None else (window - 1, 0),
             block_table=at.blocks,
         )
-        made: Tensor = out
-        return made
+        return out
 
     return attend
 

@@ -7,9 +7,8 @@ the others.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +45,7 @@ class LeanPatch:
         self.layers = 0
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     """Inputs and output of one module in the trial pass."""
 
     args: tuple[Any, ...]
@@ -97,6 +95,10 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
         Segment(1, 0, ids[_TRIAL:], range(40, 49)),
     ]
     seen: dict[Any, _Seen] = {}
+
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen[module] = _Seen(args, kwargs, output)
+
     calls: list[tuple[int, AttentionCall]] = []
     plan = build_plan(segments, device)
     # Near the longest position, to expose dependence on positions.
@@ -104,24 +106,13 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
         getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL
     )
     plan.positions.add_(max(longest - 2 * _TRIAL, 0))
-    with _watched(modules, seen):
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
         packed_pass(
             model, plan, KeyValuePool(64), torch.tensor([0], device=device), dspark_calls=calls
         )
     return seen, dict(calls)
-
-
-@contextlib.contextmanager
-def _watched(modules: list[Any], seen: dict[Any, _Seen]) -> Iterator[None]:
-    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen[module] = _Seen(args, kwargs, output)
-
-    handles = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _same(made: LeanLayer, seen: _Seen) -> bool:

@@ -123,24 +123,16 @@ def _attend(
     n, kv_heads, heads = group.members, keys.shape[1], query.shape[1]
     k: Tensor  # [n, Hkv, S, D], and so is v
     if group.view is not None:
-        k, v = (
-            keys[group.view].transpose(0, 1).unsqueeze(0),
-            values[group.view].transpose(0, 1).unsqueeze(0),
-        )
+        k, v = (each[group.view].transpose(0, 1).unsqueeze(0) for each in (keys, values))
     else:
         assert group.gather is not None
-        k, v = (
-            pool.gather("keys", keys, group.gather, n),
-            pool.gather("values", values, group.gather, n),
-        )
+        k = pool.gather("keys", keys, group.gather, n)
+        v = pool.gather("values", values, group.gather, n)
     most = max(group.counts)
     q = query if group.rows is None else query.index_select(0, group.rows)
     ratio, size = heads // kv_heads, q.shape[-1]
-    if call.softcap is not None or call.sinks is not None:
-        q = q.view(n, most, heads, size).transpose(1, 2)
-        mask = group.mask(call.window, 1, query.dtype)
-        flat = _explicit(q, k, v, mask, call.scaling, call.softcap, call.sinks).transpose(1, 2)
-    elif ratio > 1 and ratio * most <= FOLD_UP_TO:
+    explicit = call.softcap is not None or call.sinks is not None
+    if not explicit and 1 < ratio <= FOLD_UP_TO // most:
         # Fold the queries of a key-value head into one row: no expanded keys, one product.
         folded = (
             q.reshape(n, most, kv_heads, ratio, size)
@@ -153,38 +145,31 @@ def _attend(
     else:
         q = q.reshape(n, most, heads, size).transpose(1, 2)
         mask = group.mask(call.window, 1, query.dtype)
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=call.scaling, enable_gqa=ratio > 1
-        )
+        if explicit:
+            out = _explicit(q, k, v, mask, call)
+        else:
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=call.scaling, enable_gqa=ratio > 1
+            )
         flat = out.transpose(1, 2)
     flat = flat.reshape(n * most, heads, v.shape[-1])
     return flat if group.kept is None else flat.index_select(0, group.kept)
 
 
-def _explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: AttentionCall) -> Tensor:
     """Attention by its formula, for models with capped scores or sinks: [n, Hq, Q, D]."""
     ratio = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(ratio, dim=1), v.repeat_interleave(ratio, dim=1)
-    scores = q @ k.transpose(-1, -2) * (scaling if scaling is not None else q.shape[-1] ** -0.5)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scale = call.scaling if call.scaling is not None else q.shape[-1] ** -0.5
+    scores = q @ k.transpose(-1, -2) * scale
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
     if mask is not None:
         scores = scores + mask
-    if sinks is not None:
-        sink = (
-            sinks.to(scores.dtype).view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
-        )
-        weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    if call.sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
     return weights @ v
 
 

@@ -70,11 +70,9 @@ class LengthRotation:
     @contextlib.contextmanager
     def lowered(self, border: int) -> Iterator[None]:
         """Context with the border lowered to `border`, so that a test can cross it quickly."""
-        before = [part.border for part in self._parts]
-        switches, self.switches_at = (
-            self.switches_at,
-            border if self.switches_at is not None else None,
-        )
+        before, switches = [part.border for part in self._parts], self.switches_at
+        if switches is not None:
+            self.switches_at = border
         for part in self._parts:
             part.move_border(border)
         try:
@@ -96,17 +94,15 @@ class LengthRotation:
         found = np.unique(told).tolist()
         if len(found) == 1:
             return part.at(found[0], x, positions, more)
-        whole: tuple[Tensor, Tensor] | None = None
-        for length in found:
-            rows = torch.from_numpy(np.flatnonzero(told == length)).to(positions.device)
-            own = part.at(length, x, positions.index_select(-1, rows), more)
-            if whole is None:
-                shape = (*own[0].shape[:-2], len(told), own[0].shape[-1])
-                whole = own[0].new_empty(shape), own[1].new_empty(shape)
-            for all_rows, some in zip(whole, own, strict=True):
-                all_rows.index_copy_(-2, rows, some)
-        assert whole is not None
-        return whole
+        rows = [torch.from_numpy(np.flatnonzero(told == length)) for length in found]
+        rows = [each.to(positions.device) for each in rows]
+        turned = [
+            part.at(length, x, positions.index_select(-1, own), more)
+            for length, own in zip(found, rows, strict=True)
+        ]
+        back = torch.cat(rows).argsort()
+        cos, sin = (torch.cat(each, dim=-2) for each in zip(*turned, strict=True))
+        return cos.index_select(-2, back), sin.index_select(-2, back)
 
 
 class _RotationPart:

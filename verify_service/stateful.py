@@ -29,25 +29,14 @@ from verify_service.model_runner import Pass
 from verify_service.plan import Segment
 
 
-class _Call(NamedTuple):
-    """Tokens of one sequence to run; the last `own` of them are new."""
+class _Ready(NamedTuple):
+    """Tokens of one sequence to run, its state rolled back to where they begin, or before."""
 
     segment: Segment
-    own: int
-    cache: int  # index of the sequence's cache, 0 or 1
-
-
-class _Ready(NamedTuple):
-    """A call with its state rolled back to where its tokens begin, or before."""
-
-    call: _Call
     state: KeptState
     ids: list[int]  # tokens to run: those that run again, then the new ones
+    before: int  # tokens that run again
     keep: list[int]  # new tokens whose logits are returned
-
-    @property
-    def before(self) -> int:
-        return len(self.ids) - self.call.own
 
 
 class StatefulRunner:
@@ -97,10 +86,11 @@ class StatefulRunner:
         first, wanted = 0, None if rows is None else set(rows)
         ready: list[_Ready] = []
         made: dict[int, tuple[Tensor, Tensor | None]] = {}
-        for call in (call for segment in segments for call in self._calls(segment)):
-            keep = [j for j in range(call.own) if wanted is None or first + j in wanted]
-            first += call.own
-            ready.append(self._ready(call, keep))
+        for call, own, which in (call for segment in segments for call in self._calls(segment)):
+            keep = [j for j in range(own) if wanted is None or first + j in wanted]
+            first += own
+            state, ids = self._brought_back(call, which)
+            ready.append(_Ready(call, state, ids, len(ids) - own, keep))
             if not self._together:  # the next call may use the same sequence
                 made[len(made)] = self._run(ready[-1:])[0]
         groups: dict[Any, list[int]] = {}
@@ -138,16 +128,17 @@ class StatefulRunner:
         self._states.clear()
         self._token_ids.clear()
 
-    def _ready(self, call: _Call, keep: list[int]) -> _Ready:
-        segment = call.segment
-        state = self._state(segment.key, call.cache, segment.start)
+    def _brought_back(self, segment: Segment, which: int) -> tuple[KeptState, list[int]]:
+        """A cache of the segment's sequence where its tokens begin, or before; the tokens to run
+        from there."""
+        state = self._state(segment.key, which, segment.start)
         again = state.reach(segment.start)
         if len(again) > REPLAYED_AT_MOST:
             self._called(segment, [state], [again], [len(again) - 1])
             again = []
         if not again:
             state.hold()
-        return _Ready(call, state, [*again, *segment.token_ids], keep)
+        return state, [*again, *segment.token_ids]
 
     def _run(self, group: Sequence[_Ready]) -> list[tuple[Tensor, Tensor | None]]:
         """Runs calls with states of one form in one call of the model: for each the logits of the
@@ -155,7 +146,7 @@ class StatefulRunner:
         kept = sorted({each.before + j for each in group for j in each.keep})
         kept = kept or [len(group[0].ids) - 1]  # the model needs at least one row
         states, ids = [each.state for each in group], [each.ids for each in group]
-        logits, taps = self._called(group[0].call.segment, states, ids, kept)
+        logits, taps = self._called(group[0].segment, states, ids, kept)
         made = []
         for row, each in enumerate(group):
             mine = [kept.index(each.before + j) for j in each.keep]
@@ -214,29 +205,29 @@ class StatefulRunner:
             self.rotation.of_tokens([Segment(segment.key, start, ids, (), prompt)])
         )
 
-    def _calls(self, segment: Segment) -> Iterator[_Call]:
-        """Splits a segment into calls: tokens up to the border and later ones, if there is one."""
+    def _calls(self, segment: Segment) -> Iterator[tuple[Segment, int, int]]:
+        """Splits a segment into calls, of tokens up to the border and later ones, if there is one:
+        (tokens to run, how many of the last ones are new, index of the cache)."""
         count = len(segment.token_ids)
         border = self.rotation.switches_at if self.rotation is not None else None
         if border is None:
-            yield _Call(segment, count, 0)
+            yield segment, count, 0
             return
         key, ids = segment.key, self._token_ids.setdefault(segment.key, [])
         ids[segment.start :] = segment.token_ids
         if self._length(key, 1) > segment.start:  # holds drafted tokens, perhaps rejected
             self._states[key][1].reach(segment.start)
         if segment.prompt > border:
-            yield _Call(segment, count, 1)
+            yield segment, count, 1
             return
         if early := max(min(border - segment.start, count), 0):
-            yield _Call(
-                Segment(key, segment.start, segment.token_ids[:early], (), segment.prompt), early, 0
-            )
+            first = segment.token_ids[:early]
+            yield Segment(key, segment.start, first, (), segment.prompt), early, 0
         else:
             self._states.get(key, {}).pop(0, None)  # committed tokens are past the border
         if early < count:
             have = self._length(key, 1)
-            yield _Call(Segment(key, have, ids[have:], (), segment.prompt), count - early, 1)
+            yield Segment(key, have, ids[have:], (), segment.prompt), count - early, 1
 
     def _length(self, key: Hashable, which: int) -> int:
         state = self._states.get(key, {}).get(which)

@@ -43,8 +43,8 @@ from verify_service.grammars.matcher import SLOW_S
 from verify_service.grammars.mending import coded, mend
 from verify_service.grammars.readings import MOST, ways
 from verify_service.grammars.rewriting import rewritten
-from verify_service.grammars.schema import misshapen, parts_of, unkept
-from verify_service.grammars.serialized import drop_endless
+from verify_service.grammars.schema import inside, misshapen, refuse, unkept
+from verify_service.grammars.serialized import WrittenGrammar
 
 GRACE_S = 0.1  # added to a child's wall time, so that one about to end can finish
 AMBIGUOUS = "it repeats repetitions with nothing between them: a text may be read in too many ways"
@@ -109,22 +109,14 @@ def _child(compiler: Any, answer: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         answer.sendall(b".")
-        cpu_s, wall_s, constraint = _received(answer)
+        with answer.makefile("rb") as asked:
+            cpu_s, wall_s, kind, text = json.load(asked)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_REAL, wall_s + GRACE_S)  # the client has given up by then
-        answer.sendall(_answered(compiler, constraint))
+        answer.sendall(_answered(compiler, Constraint(ConstraintKind(kind), text)))
         answer.close()  # before the exit, which takes a while to free memory
     finally:
         os._exit(0)
-
-
-def _received(answer: socket.socket) -> tuple[float, float, Constraint]:
-    """Reads a request: limits of CPU and wall seconds, and the constraint to compile."""
-    parts = []
-    while part := answer.recv(1 << 16):
-        parts.append(part)
-    cpu_s, wall_s, kind, text = json.loads(b"".join(parts))
-    return cpu_s, wall_s, Constraint(ConstraintKind(kind), text)
 
 
 def _answered(compiler: Any, constraint: Constraint) -> bytes:
@@ -144,13 +136,9 @@ def _answered(compiler: Any, constraint: Constraint) -> bytes:
         except Exception as error:
             return f"er{error!r}".encode()
         said.seek(0)
-        warned = [
-            line
-            for line in said.read().decode(errors="replace").splitlines()
-            if "Warning: " in line
-        ]
+        warned = re.search("Warning: (.*)", said.read().decode(errors="replace"))
     if warned:
-        return f"no{_sentence(warned[0].partition('Warning: ')[2])}".encode()
+        return f"no{_sentence(warned[1])}".encode()
     if size > MAX_BYTES:
         return f"nocompiled it takes {size} bytes, at most {MAX_BYTES} are allowed".encode()
     return f"ok{size}".encode()
@@ -178,7 +166,7 @@ def _written(constraint: Constraint) -> Iterator[str]:
     that the compiler cannot read, as it reports them itself."""
     import xgrammar
 
-    for part in parts_of(form_of(constraint)):
+    for part in _objects(form_of(constraint)):
         names = part.get("patternProperties")
         expressions = [part.get("pattern"), *(names if isinstance(names, dict) else ())]
         grammar = part.get("grammar") if part.get("type") == "grammar" else None
@@ -232,7 +220,7 @@ def form_of(constraint: Constraint) -> Any:
     else:
         tag = {"type": "structural_tag", "format": _part(kind, text)}
     _characters(tag)
-    for part in parts_of(tag, schemas=False):
+    for part in _objects(tag, beyond="json_schema"):
         if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
             part["pattern"] = of_whole_text(part["pattern"])
         if part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
@@ -240,22 +228,19 @@ def form_of(constraint: Constraint) -> Any:
     return tag
 
 
+def _objects(value: Any, beyond: str = "") -> list[dict[str, Any]]:
+    return [part for part in inside(value, beyond) if isinstance(part, dict)]
+
+
 def _part(kind: ConstraintKind, text: str) -> dict[str, Any]:
     match kind:
-        case ConstraintKind.JSON_SCHEMA:
-            return {
-                "type": "json_schema",
-                "json_schema": json.loads(text),
-                "max_whitespace_cnt": SPACES,
-            }
-        case ConstraintKind.JSON_OBJECT:
-            schema = {"type": "object", "additionalProperties": True}
+        case ConstraintKind.JSON_SCHEMA | ConstraintKind.JSON_OBJECT:
+            any_object = {"type": "object", "additionalProperties": True}
+            schema = json.loads(text) if kind is ConstraintKind.JSON_SCHEMA else any_object
             return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": SPACES}
         case ConstraintKind.CHOICE:
-            return {
-                "type": "or",
-                "elements": [{"type": "const_string", "value": each} for each in json.loads(text)],
-            }
+            texts = [{"type": "const_string", "value": each} for each in json.loads(text)]
+            return {"type": "or", "elements": texts}
         case ConstraintKind.REGEX:
             return {"type": "regex", "pattern": text}
     return {"type": "grammar", "grammar": text}
@@ -267,16 +252,18 @@ def grammar_of(constraint: Constraint) -> Any:
     import xgrammar
 
     tag = form_of(constraint)
-    for part in parts_of(tag, schemas=False):
+    for part in _objects(tag, beyond="json_schema"):
         if "json_schema" in part:
             schema = part["json_schema"]
-            if (problem := misshapen(schema) or unkept(schema := rewritten(schema))) is not None:
-                raise ValueError(problem)
+            refuse(misshapen, schema)
+            schema = rewritten(schema)
+            refuse(unkept, schema)
             part["json_schema"] = coded(schema)
-    told = json.loads(xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json())
-    mend(told, lambda expression: json.loads(_of_expression(expression).serialize_json()))
-    drop_endless(told)  # before compilation, which expands every repetition
-    return xgrammar.Grammar.deserialize_json(json.dumps(told))
+    written = xgrammar.Grammar.from_structural_tag(json.dumps(tag)).serialize_json()
+    made = WrittenGrammar(written)
+    mend(made, lambda expression: WrittenGrammar(_of_expression(expression).serialize_json()))
+    made.drop_endless()  # before compilation, which expands every repetition
+    return xgrammar.Grammar.deserialize_json(made.text())
 
 
 def compiled(compiler: Any, constraint: Constraint) -> Any:

@@ -22,7 +22,7 @@ _PIECES = re.compile(
 )
 _ITEMS = re.compile(rf"{_CODE}|\\.|.", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0, "b": 8}
-_LAST = 0x10FFFF
+_LAST, _CARET = 0x10FFFF, ord("^")
 _SOME_READ = "some read it as one character, some as several"
 MOST_COUNT = 2**31 - 1  # the compiler takes larger counts modulo 2**32
 # of EBNF: texts and classes, comments, counts
@@ -49,11 +49,22 @@ def of_whole_text(expression: str) -> str:
 def of_json_schema(expression: str) -> str:
     """An expression that matches a whole text, from a JSON Schema pattern: an alternative anchored
     at one end only allows any text at the other. Raises ValueError."""
-    anything = _write_class([(0, _LAST)]) + "*"
+    anything = [_anything()]
     return "|".join(
-        "".join([anything] * (ends and not begins) + pieces + [anything] * (begins and not ends))
+        "".join(anything * (ends and not begins) + pieces + anything * (begins and not ends))
         for begins, pieces, ends in _alternatives(expression)
     )
+
+
+def all_but(names: Sequence[str]) -> str:
+    """An expression of every text that is none of the names."""
+    tails: dict[str, list[str]] = {}
+    for name in filter(None, names):
+        tails.setdefault(name[0], []).append(name[1:])
+    texts = [_write_letter(ord(first)) + all_but(rest) for first, rest in tails.items()]
+    others = complement((ord(first), ord(first)) for first in tails)
+    texts.append(_write_class(others) + _anything())
+    return f"({'|'.join(texts)})" + ("" if "" in names else "?")
 
 
 def check_grammar(grammar: str) -> None:
@@ -199,20 +210,28 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return [*made, (free, _LAST)] if free <= _LAST else made
 
 
+def _anything() -> str:
+    return _write_class([(0, _LAST)]) + "*"
+
+
 def _write_class(ranges: Sequence[tuple[int, int]]) -> str:
     if not ranges:
         raise ValueError("a class without characters is not supported")
-    # behind a code, as the compiler writes it, a hexadecimal digit would be one more of its own
-    ranges = sorted(complement(complement(ranges)), key=lambda each: chr(each[0]) not in hexdigits)
-    (low, high), *rest = ranges
-    if low == 94:  # `^` must not be first: the compiler would negate the class
-        rest = [*([(95, high)] if high > 94 else []), *rest, (94, 94)]
-        if len(rest) == 1:
-            return _write_letter(94)
-    else:
-        rest = list(ranges)
+    # A range that begins with `^` comes last, as the compiler negates a class that begins with it.
+    # Those that begin with a hexadecimal digit come first: behind a code, as the compiler writes
+    # it, the digit would be one more of the code's own.
+    ranges = sorted(
+        complement(complement(ranges)),
+        key=lambda each: (each[0] == _CARET, chr(each[0]) not in hexdigits),
+    )
+    if ranges[0][0] == _CARET:  # alone
+        high = ranges[0][1]
+        if high == _CARET:
+            return _write_letter(_CARET)
+        ranges = [(_CARET + 1, high), (_CARET, _CARET)]
     written = (
-        _write_letter(low) + (f"-{_write_letter(high)}" if high > low else "") for low, high in rest
+        _write_letter(low) + (f"-{_write_letter(high)}" if high > low else "")
+        for low, high in ranges
     )
     return f"[{''.join(written)}]"
 

@@ -184,13 +184,9 @@ class Grammars:
     def _start(self) -> None:
         self._let_go()
         self._requests, theirs = socket.socketpair()
-        numbers = (
-            str(theirs.fileno()),
-            str(self._folder),
-            str(self._vocab_size),
-            json.dumps(list(self._stop_ids)),
-        )
-        command = [sys.executable, "-m", "verify_service.grammars.compiling", *numbers]
+        command = [sys.executable, "-m", "verify_service.grammars.compiling"]
+        command += [str(theirs.fileno()), str(self._folder), str(self._vocab_size)]
+        command.append(json.dumps(list(self._stop_ids)))
         self._answers = False
         self._process = subprocess.Popen(
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
@@ -223,12 +219,11 @@ class Grammars:
             ours.settimeout(wall_s)
             with contextlib.suppress(ConnectionError):
                 try:
-                    ours.sendall(
-                        json.dumps([cpu_s, wall_s, int(constraint.kind), constraint.text]).encode()
-                    )
+                    asked = [cpu_s, wall_s, int(constraint.kind), constraint.text]
+                    ours.sendall(json.dumps(asked).encode())
                     ours.shutdown(socket.SHUT_WR)
-                    while part := ours.recv(1 << 16):
-                        answer += part
+                    with ours.makefile("rb") as said:
+                        answer = said.read()
                 except TimeoutError:
                     return None
         late = time.monotonic() - began >= wall_s  # this thread may come behind the child's end
@@ -243,12 +238,8 @@ class Grammars:
 
 def _key(salt: str, constraint: Constraint) -> bytes:
     """Cache key of fixed length, from salt and constraint."""
-    parts = (
-        salt.encode(),
-        str(int(constraint.kind)).encode(),
-        constraint.text.encode(errors="surrogatepass"),
-    )
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+    parts = [salt, int(constraint.kind), constraint.text]
+    return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:

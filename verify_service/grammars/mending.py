@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from verify_service.grammars.expressions import complement
-from verify_service.grammars.schema import walk
-from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
+from verify_service.grammars.expressions import all_but, complement
+from verify_service.grammars.schema import rest_of, walk
+from verify_service.grammars.serialized import Kind, WrittenGrammar
 
 # Character class of strings of bounded length: all but quotes, backslashes and line ends.
 _BOUNDED = [1, 34, 34, 92, 92, 13, 13, 10, 10]
@@ -24,172 +24,117 @@ _HALVES = (0xD800, 0xDFFF)
 _UNWRITTEN = ((0, 31), (34, 34), (92, 92))  # characters that JSON escapes
 
 
-Told = dict[str, Any]
-
-
-def mend(told: Told, of_expression: Callable[[str], Told]) -> None:
+def mend(made: WrittenGrammar, of_expression: Callable[[str], WrittenGrammar]) -> None:
     """Corrects a grammar in place. of_expression: makes the grammar of a regular expression.
     Raises ValueError."""
-    made = expressions_of(told)
-    for place, (kind, parts) in enumerate(list(made)):
+    for place, (kind, parts) in enumerate(list(made.expressions)):
         if kind == Kind.REGEX and parts[0]:  # inside a JSON string
             expression = bytes.fromhex(bytes(parts[2:]).decode()).decode()
-            root = _adopt(told, made, of_expression(expression))
-            made[place] = made[told["rules"][root][1]]
+            made.expressions[place] = made.body(_adopt(made, of_expression(expression)))
         elif kind in (Kind.CLASS, Kind.STAR):
-            made[place] = (
-                kind,
-                _without_ranges(parts, [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]),
-            )
+            out = [_HALVES, *(_UNWRITTEN if parts == _BOUNDED else ())]
+            made.expressions[place] = (kind, _without_ranges(parts, out))
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
-    _keep_keys_apart(told["rules"], made)
-    _count_characters(told["rules"], made)
-    _name_classes_behind_rules(told, made)
-    put_expressions(told, made)
+    _count_characters(made)
+    _name_classes_behind_rules(made)
 
 
-def _count_characters(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
+def _count_characters(made: WrittenGrammar) -> None:
     """Lets the compiler count the characters of a repeated class, in place. Else it unrolls them:
     each character takes milliseconds and its own mask. It counts where the class is written by what
     it excludes, and where what follows stands in the same sequence and begins with none of it."""
-    for kind, parts in list(made):
-        if kind == Kind.REPEAT and (repeated := _only(made, rules[parts[0]][1])):
-            kind, ends = made[repeated[0]]
+    for kind, parts in list(made.expressions):
+        if kind == Kind.REPEAT and (repeated := _only(made, parts[0])):
+            kind, ends = made.expressions[repeated[0]]
             if kind == Kind.CLASS and len(repeated) == 1 and not ends[0]:
                 ranges = complement(zip(ends[1::2], ends[2::2], strict=True))
-                made[repeated[0]] = (kind, [1, *(end for each in ranges for end in each)])
-    for place, (kind, parts) in enumerate(made):
+                others = [1, *(end for each in ranges for end in each)]
+                made.expressions[repeated[0]] = (kind, others)
+    for place, (kind, parts) in enumerate(made.expressions):
         if kind == Kind.SEQUENCE:
-            made[place] = (kind, [each for part in parts for each in _spliced(rules, made, part)])
+            whole = [each for part in parts for each in _spliced(made, part)]
+            made.expressions[place] = (kind, whole)
 
 
-def _only(made: Sequence[tuple[int, list[int]]], body: int) -> list[int]:
+def _only(made: WrittenGrammar, rule: int) -> list[int]:
     """The parts of a rule of one sequence; empty for others."""
-    kind, parts = made[body]
+    kind, parts = made.body(rule)
     if kind == Kind.CHOICES and len(parts) == 1:
-        kind, parts = made[parts[0]]
+        kind, parts = made.expressions[parts[0]]
     return parts if kind == Kind.SEQUENCE else []
 
 
-def _spliced(
-    rules: Sequence[Sequence[Any]], made: Sequence[tuple[int, list[int]]], part: int
-) -> list[int]:
+def _spliced(made: WrittenGrammar, part: int) -> list[int]:
     """The parts of a rule that ends in a repetition, in place of a reference to it."""
-    kind, parts = made[part]
-    inner = _only(made, rules[parts[0]][1]) if kind == Kind.RULE else []
-    return inner if inner and made[inner[-1]][0] == Kind.REPEAT else [part]
+    kind, parts = made.expressions[part]
+    inner = _only(made, parts[0]) if kind == Kind.RULE else []
+    return inner if inner and made.expressions[inner[-1]][0] == Kind.REPEAT else [part]
 
 
-def _name_classes_behind_rules(told: Told, made: list[tuple[int, list[int]]]) -> None:
+def _name_classes_behind_rules(made: WrittenGrammar) -> None:
     """Makes a rule, in place, of each class behind a rule, repeated or not, that has characters of
     three bytes. Else masks of xgrammar 0.2.9, which look from a rule at what follows, allow tokens
     that leave the form."""
-    rules, behind = told["rules"], set[int]()
-    plain = [-1, *rules[told["root_rule_id"]][3:]]  # looks at nothing behind it
-    for parts in [parts for kind, parts in made if kind == Kind.SEQUENCE]:
-        kinds = [made[part][0] in (Kind.RULE, Kind.REPEAT) for part in parts]
+    behind = set[int]()
+    for parts in [parts for kind, parts in made.expressions if kind == Kind.SEQUENCE]:
+        kinds = [made.expressions[part][0] in (Kind.RULE, Kind.REPEAT) for part in parts]
         behind.update(parts[kinds.index(True) :] if any(kinds) else ())
     for place in sorted(behind):
-        kind, parts = made[place]
+        kind, parts = made.expressions[place]
         if kind in (Kind.CLASS, Kind.STAR) and (parts[0] or max(parts[1:], default=0) > 0x7FF):
-            made[place] = (Kind.RULE, [len(rules)])
-            rules.append([f"class {place}", len(made) + 2, *plain])
-            made += [(kind, parts), (Kind.SEQUENCE, [len(made)]), (Kind.CHOICES, [len(made) + 1])]
-
-
-def _keep_keys_apart(rules: list[list[Any]], made: list[tuple[int, list[int]]]) -> None:
-    """Forbids escapes in additional keys, in place, as an escaped key could equal one of the
-    schema, and characters that JSON escapes, which the compiler takes as they are from the names of
-    the schema."""
-    names = [rule[0] for rule in rules]
-    keys = [rule[1] for rule in rules if "_addl_key" in rule[0]]
-    if not keys or "basic_string_sub" not in names:
-        return
-    rest, plain = names.index("basic_string_sub"), len(rules)
-    for choice in (
-        choice for body in keys for choice in made[body][1] if made[choice][0] == Kind.SEQUENCE
-    ):
-        for part in made[choice][1]:
-            kind, parts = made[part]
-            if kind == Kind.CLASS and parts[0] and max(parts[1:], default=0) > 127:
-                # The class excludes bytes, so one non-ASCII character in a name of the schema
-                # excludes them all.
-                made[part] = (kind, [*parts, 128, 0x10FFFF])
-    for body in (rules[rest][1], *keys):
-        kind, choices = made[body]
-        kept = []
-        for choice in choices:
-            parts = (
-                [made[part] for part in made[choice][1]] if made[choice][0] == Kind.SEQUENCE else []
-            )
-            # the only choice of a rule is the quote that begins a key
-            if len(parts) > 1 and len(choices) > 1 and _unwritten(*parts[0]):
-                continue
-            if (Kind.RULE, [rest]) in parts:
-                made += [
-                    (Kind.RULE, [plain]) if part == (Kind.RULE, [rest]) else part for part in parts
-                ]
-                made.append((Kind.SEQUENCE, list(range(len(made) - len(parts), len(made)))))
-                choice = len(made) - 1
-            kept.append(choice)
-        if body == rules[rest][1]:
-            rules.append(["key", len(made), *rules[rest][2:]])
-            made.append((kind, kept))
-        else:
-            made[body] = (kind, kept)
-
-
-def _unwritten(kind: int, parts: Sequence[int]) -> bool:
-    """Whether an expression is a text that begins with a character that JSON escapes."""
-    return kind == Kind.BYTES and any(low <= parts[0] <= high for low, high in _UNWRITTEN)
+            rule = made.add_rule(f"class {place}", [made.add(Kind(kind), parts)])
+            made.expressions[place] = (Kind.RULE, [rule])
 
 
 def coded(schema: Any) -> Any:
-    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them."""
+    """Encodes regular expressions of a schema in hex, in place, so that the compiler keeps them.
+    Keys beside named ones become one: every text but the names. Escapes are in none of its texts,
+    as an escaped key could equal one of the schema."""
     for _, part in walk(schema):
         if "pattern" in part:
             part["pattern"] = _in_hex(part["pattern"])
-        if "patternProperties" in part:
-            part["patternProperties"] = {
-                _in_hex(name): value for name, value in part["patternProperties"].items()
-            }
+        patterns = part.get("patternProperties", {})
+        rest = rest_of(part)
+        if rest is not False and part.get("properties"):
+            plain = [name for name in part["properties"] if _plain(name)]
+            patterns = {**patterns, f"^{all_but(plain)}$": rest}
+            part.pop("unevaluatedProperties", None)
+            part["additionalProperties"] = False
+        if patterns:
+            part["patternProperties"] = {_in_hex(name): value for name, value in patterns.items()}
     return schema
+
+
+def _plain(name: str) -> bool:
+    """Whether JSON escapes nothing of a text."""
+    return json.dumps(name, ensure_ascii=False) == f'"{name}"'
 
 
 def _in_hex(expression: str) -> str:
     return "x" + expression.encode().hex()
 
 
-def _adopt(told: Told, made: list[tuple[int, list[int]]], part: Told) -> int:
+def _adopt(made: WrittenGrammar, part: WrittenGrammar) -> int:
     """Adds the grammar of an expression inside a JSON string; returns its root rule."""
-    rules, at = len(told["rules"]), len(made)
-    for kind, parts in expressions_of(part):
+    rules, at = len(made.rules), len(made.expressions)
+    for kind, parts in part.expressions:
         if kind in (Kind.RULE, Kind.REPEAT):
             parts = [parts[0] + rules, *parts[1:]]
         elif kind in (Kind.SEQUENCE, Kind.CHOICES):
             parts = [each + at for each in parts]
+        elif kind == Kind.CLASS and parts == [0, parts[1], parts[1]] and parts[1] < 128:
+            kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
         elif kind in (Kind.CLASS, Kind.STAR):
-            if (
-                kind == Kind.CLASS
-                and not parts[0]
-                and len(parts) == 3
-                and parts[1] == parts[2] < 128
-            ):
-                kind, parts = Kind.BYTES, _escaped_bytes(parts[1:2])
-            else:
-                parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
+            parts = _without_ranges(parts, [_HALVES, *_UNWRITTEN])
         elif kind == Kind.BYTES:
             _refuse_halves(parts)
             parts = _escaped_bytes(parts)
         elif kind != Kind.EMPTY:
             raise ValueError("pattern with what looks ahead or behind is not supported")
-        made.append((kind, parts))
-    told["rules"] += [
-        [f"{name} of {rules}", body + at, *rest] for name, body, *rest in part["rules"]
-    ]
-    root: int = part["root_rule_id"]
-    return root + rules
+        made.expressions.append((kind, parts))
+    made.rules += [[f"{name} of {rules}", body + at, *rest] for name, body, *rest in part.rules]
+    return part.root + rules
 
 
 def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> list[int]:
@@ -197,15 +142,7 @@ def _without_ranges(parts: Sequence[int], out: Iterable[tuple[int, int]]) -> lis
     nothing is left."""
     negated, *ends = parts
     ranges = list(zip(ends[::2], ends[1::2], strict=True))
-    for low, high in out:
-        if negated:
-            ranges.append((low, high))
-        else:
-            cut = [
-                ((first, min(last, low - 1)), (max(first, high + 1), last))
-                for first, last in ranges
-            ]
-            ranges = [each for both in cut for each in both if each[0] <= each[1]]
+    ranges = [*ranges, *out] if negated else complement([*complement(ranges), *out])
     if not ranges:
         raise ValueError(
             "pattern with characters that JSON escapes alone in a class is not supported"

@@ -12,13 +12,14 @@ The input is a grammar as xgrammar serializes it before compilation. Sets of byt
 
 from __future__ import annotations
 
-import json
+import functools
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from verify_service.grammars.serialized import Kind, expressions_of, put_expressions
+from verify_service.grammars.serialized import Kind, WrittenGrammar
 
 MOST = 256
 DEEPEST = 20_000  # recursion limit: rules inside rules, three calls each
@@ -37,13 +38,12 @@ class _Bytes(NamedTuple):
     inner: int = 0  # all of its bytes
 
 
-class _Grammar:
+class _Readings:
     def __init__(self, written: str) -> None:
-        self._told = told = json.loads(written)
+        self._written, grammar = written, WrittenGrammar(written)
         self._doubts = dict[tuple[int, ...], None]()  # ambiguous runs of expressions, in order
-        self._expressions = expressions_of(told)
-        self._bodies = [rule[1] for rule in told["rules"]]
-        self._root: int = told["root_rule_id"]
+        self._expressions, self._root = grammar.expressions, grammar.root
+        self._bodies = [rule[1] for rule in grammar.rules]
         self._rules = [_Bytes()] * len(self._bodies)
         self._leaves: dict[int, _Bytes] = {}  # by expression
         self._ways: dict[int, int] = {}  # by rule; 0 while it is computed
@@ -61,14 +61,10 @@ class _Grammar:
 
     def doubts(self) -> Iterator[str]:
         """The ambiguous parts that `ways` found, each as a serialized grammar of a whole answer."""
-        rules, body = self._told["rules"], len(self._expressions) + 1
-        rules = [*rules, ["in doubt", body, *rules[self._root][2:]]]  # EBNF has no such name
         for run in self._doubts:
-            made = {**self._told, "rules": rules, "root_rule_id": len(rules) - 1}
-            put_expressions(
-                made, [*self._expressions, (Kind.SEQUENCE, run), (Kind.CHOICES, [body - 1])]
-            )
-            yield json.dumps(made)
+            part = WrittenGrammar(self._written)
+            part.root = part.add_rule("in doubt", run)  # EBNF has no such name
+            yield part.text()
 
     def _bytes(self, expression: int) -> _Bytes:
         if expression in self._leaves:
@@ -186,21 +182,14 @@ def _told_apart(words: Sequence[tuple[int, ...]]) -> bool:
 
 def _leaf(kind: int, parts: Sequence[int]) -> _Bytes:
     if kind == Kind.BYTES:
-        return _Bytes(
-            not parts,
-            1 << parts[0] % 256 if parts else 0,
-            0,
-            _union(1 << byte % 256 for byte in parts),
-        )
+        each = [1 << byte % 256 for byte in parts]
+        return _Bytes(not each, each[0] if each else 0, 0, _union(each))
     said = _class(parts) if kind != Kind.EMPTY else 0
     return _Bytes(kind != Kind.CLASS, said, said if kind == Kind.STAR else 0, said)
 
 
 def _union(sets: Iterable[int]) -> int:
-    made = 0
-    for each in sets:
-        made |= each
-    return made
+    return functools.reduce(operator.or_, sets, 0)
 
 
 def _class(parts: Sequence[int]) -> int:
@@ -220,7 +209,7 @@ def ways(written: str) -> tuple[int, list[str]]:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(DEEPEST)
     try:
-        grammar = _Grammar(written)
+        grammar = _Readings(written)
         found = grammar.ways()
         return found, list(grammar.doubts()) if found <= MOST else []
     finally:

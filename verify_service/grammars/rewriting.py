@@ -16,10 +16,11 @@ from typing import Any
 
 from verify_service.grammars.expressions import MOST_COUNT, anchored
 from verify_service.grammars.schema import (
-    BRANCHES,
-    FORMATS,
+    CONDITIONS,
     FORMATTED,
-    NOTES,
+    OTHER_FORMATS,
+    TELLING,
+    are_texts,
     of_type,
     pointed,
     types_of,
@@ -56,6 +57,8 @@ _PATTERNS = {
         for version in (1, 3, 4, 5, 6, 7, 8)
     },
 }
+# formats that are no notes: those above, and the compiler's own
+_FORMATS = {*_PATTERNS, "duration", "email", "hostname", "uuid", "uri", "uri-reference"}
 _MAY_BE_EMPTY = {"json-pointer", "uri-reference", "uri-template"}
 _REPEATED = re.compile(r"\^(\[(?:\\.|[^\\\]])+\]|\\[dwsDWS]|\.)([+*])\$")  # one repeated class
 # URI of bounded length: a scheme, an optional host with a slash behind it, and N characters. The
@@ -82,30 +85,26 @@ _AHEAD = {  # common patterns with lookahead, and equivalents without
 }
 _INMOST = 40  # deepest rewriting of a recursive schema, in steps
 _DEEPEST = 8  # chained references, nested parts
-_OF_KEYS = {
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "propertyNames",
-}
-_MERGED = {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "allOf",
-}
+_OF_KEYS = {"properties", "additionalProperties", "unevaluatedProperties"}
+_MERGED = {*_OF_KEYS, "type", "required", "allOf"}
 
 
 def rewritten(schema: Any) -> Any:
     """A rewritten copy of a schema, its subschemas included."""
     made = copy.deepcopy(schema)
+    if isinstance(made, dict):
+        made.pop("$id", None)  # of the whole: references are read from here
     for _, part in walk(made):
         _refer_plainly(part, made)  # before anything has another place
-        if "type" in part and part.pop("nullable", False):  # OpenAPI's
-            part["type"] = sorted({*types_of(part), "null"})
+        if part.pop("nullable", False):  # OpenAPI's
+            if part.get("type"):
+                part["type"] = sorted({*types_of(part), "null"})
+            else:
+                part["nullable"] = True
+        if part.get("format") not in _FORMATS | OTHER_FORMATS:
+            part.pop("format", None)
+        if part.get("allOf") == []:
+            del part["allOf"]  # says nothing
         for name in ("maxLength", "maxItems", "maxProperties"):
             if part.get(name, 0) > MOST_COUNT:
                 del part[name]  # no answer is so long
@@ -122,7 +121,7 @@ def rewritten(schema: Any) -> Any:
             part["prefixItems"] = part.pop("items")
             if "additionalItems" in part:
                 part["items"] = part.pop("additionalItems")
-        if isinstance(part.get("prefixItems"), list):
+        if "prefixItems" in part:
             part["prefixItems"] = [{} if each is True else each for each in part["prefixItems"]]
         if "pattern" in part:
             part["pattern"] = _AHEAD.get(part["pattern"], part["pattern"])
@@ -150,8 +149,8 @@ def rewritten(schema: Any) -> Any:
 def _refer_plainly(part: dict[str, Any], root: Any) -> None:
     """Gives what is referred to by escapes or by places in lists, which the compiler does not read,
     a name of its own, in place."""
-    reference = part.get("$ref")
-    if not isinstance(reference, str) or not re.search(r"[~%]|/[0-9]", reference):
+    reference = part.get("$ref", "")
+    if not re.search(r"[~%]|/[0-9]", reference):
         return
     found, named = pointed(root, reference), root.setdefault("$defs", {})
     name = re.sub("[~%/]", "-", reference.removeprefix("#/"))
@@ -163,20 +162,17 @@ def _type_branches(part: dict[str, Any]) -> None:
     """Gives the part's type to its branches that say none, in place."""
     if "type" in part and "anyOf" in part:
         part["anyOf"] = [
-            {"type": part["type"], **each} if isinstance(each, dict) and _untold(each) else each
+            {"type": part["type"], **each}
+            if isinstance(each, dict) and TELLING.isdisjoint(each)
+            else each
             for each in part["anyOf"]
         ]
-
-
-def _untold(branch: dict[str, Any]) -> bool:
-    """Whether neither a type, nor values or branches tell what a branch is."""
-    return branch.keys().isdisjoint({"type", "const", "enum", *BRANCHES})
 
 
 def _typed_by_branches(part: dict[str, Any], root: Any) -> bool:
     """Whether every branch has the part's type, which the compiler would ignore beside them."""
     branches = part.get("anyOf") or part.get("allOf")
-    if "type" not in part or not isinstance(branches, list):
+    if "type" not in part or not branches:
         return False
     found = [_dereferenced(each, root) for each in branches]
     return all(one is not None and of_type(one, part) for one in found)
@@ -185,10 +181,12 @@ def _typed_by_branches(part: dict[str, Any], root: Any) -> bool:
 def _open(part: dict[str, Any]) -> None:
     """Allows any properties or items, in place, where nothing is said of them: beside a bound the
     compiler would allow none."""
-    if not {"const", "enum", *BRANCHES}.isdisjoint(part):
+    if part.keys() & TELLING != {"type"}:
         return
     types = types_of(part)
-    if "object" in types and _OF_KEYS.isdisjoint(part):
+    if "object" in types and part.keys().isdisjoint(
+        {*_OF_KEYS, "patternProperties", "propertyNames"}
+    ):
         part["additionalProperties"] = True
     if "array" in types and {"items", "prefixItems", "unevaluatedItems"}.isdisjoint(part):
         part["items"] = {}
@@ -198,25 +196,19 @@ def _lengths_as_patterns(part: dict[str, Any]) -> None:
     """Moves length limits into a pattern or format beside them, in place, where possible."""
     least, most = part.get("minLength", 0), part.get("maxLength")
     pattern, form = part.get("pattern"), part.get("format")
-    if not isinstance(least, int) or not isinstance(most, int | None):
-        return
-    if least == 1 and pattern is not None and not _takes_nothing(pattern):
+    counted = _REPEATED.fullmatch(pattern) if pattern is not None and form is None else None
+    if counted and not {"minLength", "maxLength"}.isdisjoint(part):
+        least = max(least, int(counted[2] == "+"))
+        part["pattern"] = f"^{counted[1]}{{{least},{'' if most is None else most}}}$"
+        part.pop("minLength", None)
+        part.pop("maxLength", None)
+    elif least == 1 and pattern is not None and not _takes_nothing(pattern):
         del part["minLength"]
-    elif form in FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
+    elif form in _FORMATS - _MAY_BE_EMPTY and pattern is None and least < 2:
         part.pop("minLength", None)
         if form == "uri" and most is not None and most > _URI_PARTS:
             part["pattern"] = _URI.replace("N", str(most - _URI_PARTS))
             del part["format"], part["maxLength"]
-    elif (
-        form is None
-        and FORMATTED & part.keys() > {"pattern"}
-        and (found := _REPEATED.fullmatch(str(pattern)))
-    ):
-        part["pattern"] = (
-            f"^{found[1]}{{{max(least, int(found[2] == '+'))},{'' if most is None else most}}}$"
-        )
-        part.pop("minLength", None)
-        part.pop("maxLength", None)
 
 
 def _takes_nothing(pattern: str) -> bool:
@@ -229,21 +221,18 @@ def _takes_nothing(pattern: str) -> bool:
 
 def _merge_objects(part: dict[str, Any], root: Any) -> None:
     """Merges an `allOf` of objects into one object, in place, if they can be merged."""
-    if not isinstance(part.get("allOf"), list) or (
-        len(part["allOf"]) == 1 and part.keys() - NOTES == {"allOf"}
-    ):
+    alone = part.keys() & CONDITIONS == {"allOf"} and len(part["allOf"]) == 1
+    if alone or "allOf" not in part:
         return
     pieces = list(_pieces(part, root, _DEEPEST))
     properties, needed = dict[str, Any](), dict[str, None]()
     for place, piece in enumerate(pieces):
         if (
             piece is None
-            or piece.keys() - NOTES - _MERGED
+            or piece.keys() & CONDITIONS - _MERGED
             or piece.get("type", "object") != "object"
-        ):
-            return
-        if piece.get("additionalProperties", True) is not True or (
-            place and "unevaluatedProperties" in piece
+            or piece.get("additionalProperties", True) is not True
+            or (place and "unevaluatedProperties" in piece)
         ):
             return
         for name, value in piece.get("properties", {}).items():
@@ -254,9 +243,9 @@ def _merge_objects(part: dict[str, Any], root: Any) -> None:
     closed = part.pop("unevaluatedProperties", True)
     del part["allOf"]
     part |= {"type": "object", "required": list(needed)}
-    if any("properties" in piece for piece in pieces if piece):  # else it is open, see `_open`
+    if any("properties" in piece for piece in pieces):  # else it is open, see `_open`
         part["properties"] = properties
-    if closed is not True or any("additionalProperties" in piece for piece in pieces if piece):
+    if closed is not True or any("additionalProperties" in piece for piece in pieces):
         part["additionalProperties"] = closed
 
 
@@ -270,7 +259,7 @@ def _pieces(part: Any, root: Any, deep: int) -> Any:
 
 def _one_of_as_any_of(part: dict[str, Any], root: Any) -> None:
     """Turns `oneOf` into `anyOf`, in place, if no value fits two alternatives."""
-    if "anyOf" not in part and isinstance(part.get("oneOf"), list):
+    if "oneOf" in part and "anyOf" not in part:
         found = [_dereferenced(each, root) for each in part["oneOf"]]
         if all(
             one and other and _exclude_each_other(one, other)
@@ -320,31 +309,21 @@ def _keys_as_properties(part: dict[str, Any], root: Any) -> None:
         return
     if names.get("type", "string") != "string" or part.get("additionalProperties") is False:
         return
-    if names.keys() - NOTES - {"type"} in (
-        {"minLength"},
-        {"maxLength"},
-        {"minLength", "maxLength"},
-    ):
-        names = {
-            "pattern": rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-        }
-    rest, values = (
-        names.keys() - (NOTES - {"format"}) - {"type"},
-        part.get("additionalProperties", {}),
-    )
-    texts = values_of(names)
-    if rest - {"pattern"} and not (
-        rest <= {"enum", "const"} and all(isinstance(text, str) for text in texts)
-    ):
+    said, values = names.keys() & CONDITIONS - {"type"}, part.get("additionalProperties", {})
+    told: dict[str, Any] = {"additionalProperties": False}
+    if not said:
+        told = {"additionalProperties": values}
+    elif said <= {"minLength", "maxLength"}:
+        length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
+        told["patternProperties"] = {rf"^[\s\S]{{{length}}}$": values}
+    elif said == {"pattern"}:
+        told["patternProperties"] = {names["pattern"]: values}
+    elif said in ({"const"}, {"enum"}) and are_texts(values_of(names)):
+        told["properties"] = {text: copy.deepcopy(values) for text in values_of(names)}
+    else:
         return
     del part["propertyNames"]
-    part["additionalProperties"] = values
-    if rest:
-        part["additionalProperties"] = False
-        if "pattern" in rest:
-            part["patternProperties"] = {names["pattern"]: values}
-        else:
-            part["properties"] = {text: copy.deepcopy(values) for text in texts}
+    part |= told
 
 
 def _dereferenced(schema: Any, root: Any) -> dict[str, Any] | None:
@@ -352,7 +331,7 @@ def _dereferenced(schema: Any, root: Any) -> dict[str, Any] | None:
     for _ in range(_DEEPEST):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema if isinstance(schema, dict) else None
-        if schema.keys() - NOTES != {"$ref"} or not isinstance(schema["$ref"], str):
+        if schema.keys() & CONDITIONS != {"$ref"}:
             return None
         schema = pointed(root, schema["$ref"])
     return None

@@ -4,8 +4,8 @@ Pure."""
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -23,56 +23,72 @@ class Kind(enum.IntEnum):
     REGEX = 12
 
 
-def expressions_of(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
-    """(kind, parts) of each expression, by its number."""
-    data = told["grammar_expr_data"]
-    return [(data[at], data[at + 2 : at + 2 + data[at + 1]]) for at in told["grammar_expr_indptr"]]
+class WrittenGrammar:
+    """A grammar that can be changed before it is compiled. Rules, [name, body, ...], and
+    expressions, (kind, parts), are named by their place."""
 
+    def __init__(self, text: str) -> None:
+        self._told: dict[str, Any] = json.loads(text)
+        data = self._told["grammar_expr_data"]
+        self.expressions: list[tuple[int, list[int]]] = [
+            (data[at], data[at + 2 : at + 2 + data[at + 1]])
+            for at in self._told["grammar_expr_indptr"]
+        ]
+        self.rules: list[list[Any]] = self._told["rules"]
+        self.root: int = self._told["root_rule_id"]
 
-def put_expressions(told: dict[str, Any], made: Iterable[tuple[int, Sequence[int]]]) -> None:
-    """Replaces the expressions of a grammar, in place."""
-    data, begins = list[int](), list[int]()
-    for kind, parts in made:
-        begins.append(len(data))
-        data += [kind, len(parts), *parts]
-    told |= {"grammar_expr_data": data, "grammar_expr_indptr": begins}
+    def body(self, rule: int) -> tuple[int, list[int]]:
+        """The expression of a rule."""
+        place: int = self.rules[rule][1]
+        return self.expressions[place]
 
+    def add(self, kind: Kind, parts: Sequence[int]) -> int:
+        """Adds an expression; returns its place."""
+        self.expressions.append((kind, list(parts)))
+        return len(self.expressions) - 1
 
-def drop_endless(told: dict[str, Any]) -> None:
-    """Removes choices that can never end, in place: every continuation recurses. Raises ValueError
-    if no answer is finite."""
-    made, bodies = expressions_of(told), [rule[1] for rule in told["rules"]]
-    finite = set[int]()
-    # rules to check again once the key rule is known to end
-    users = defaultdict[int, set[int]](set)
+    def add_rule(self, name: str, parts: Sequence[int]) -> int:
+        """Adds a rule of one sequence, which looks at nothing behind it; returns its place."""
+        body = self.add(Kind.CHOICES, [self.add(Kind.SEQUENCE, parts)])
+        self.rules.append([name, body, -1, *self.rules[self.root][3:]])
+        return len(self.rules) - 1
 
-    def ended(rule: int, user: int) -> bool:
-        users[rule].add(user)
-        return rule in finite
+    def text(self) -> str:
+        """The grammar as xgrammar reads it."""
+        data, begins = list[int](), list[int]()
+        for kind, parts in self.expressions:
+            begins.append(len(data))
+            data += [kind, len(parts), *parts]
+        made = {"grammar_expr_data": data, "grammar_expr_indptr": begins}
+        return json.dumps({**self._told, **made, "root_rule_id": self.root})
 
-    def finishes(expression: int, user: int) -> bool:
-        kind, parts = made[expression]
-        if kind == Kind.RULE:
-            return ended(parts[0], user)
-        if kind == Kind.REPEAT:
-            return not parts[1] or ended(parts[0], user)
-        if kind == Kind.SEQUENCE:
-            return all(finishes(part, user) for part in parts)
-        return kind != Kind.CHOICES or any(finishes(part, user) for part in parts)
+    def drop_endless(self) -> None:
+        """Removes choices that can never end: every continuation recurses. Raises ValueError if no
+        answer is finite."""
+        finite = set[int]()
 
-    waiting = list(range(len(bodies)))
-    while waiting:
-        rule = waiting.pop()
-        if rule not in finite and finishes(bodies[rule], rule):
-            finite.add(rule)
-            waiting += users.pop(rule, ())
-    root = told["root_rule_id"]
-    if root not in finite:
-        raise ValueError("no answer ever ends as it asks for")
-    left = list(made)
-    for place, (kind, parts) in enumerate(made):
-        if kind == Kind.CHOICES:  # without finite choices it cannot be reached
-            left[place] = (kind, [part for part in parts if finishes(part, root)] or parts)
-        elif kind == Kind.REPEAT and parts[0] not in finite:
-            left[place] = (Kind.EMPTY, [])
-    put_expressions(told, left)
+        def finishes(expression: int) -> bool:
+            kind, parts = self.expressions[expression]
+            if kind == Kind.RULE:
+                return parts[0] in finite
+            if kind == Kind.REPEAT:
+                return not parts[1] or parts[0] in finite
+            if kind == Kind.SEQUENCE:
+                return all(map(finishes, parts))
+            return kind != Kind.CHOICES or any(map(finishes, parts))
+
+        waiting, before = list(range(len(self.rules))), -1
+        while before != len(finite):
+            before = len(finite)
+            waiting.reverse()  # a rule mostly uses rules on one side of it
+            finite.update(rule for rule in waiting if finishes(self.rules[rule][1]))
+            waiting = [rule for rule in waiting if rule not in finite]
+        if self.root not in finite:
+            raise ValueError("no answer ever ends as it asks for")
+        left = list(self.expressions)
+        for place, (kind, parts) in enumerate(self.expressions):
+            if kind == Kind.CHOICES:  # without finite choices it cannot be reached
+                left[place] = (kind, [part for part in parts if finishes(part)] or parts)
+            elif kind == Kind.REPEAT and parts[0] not in finite:
+                left[place] = (Kind.EMPTY, [])
+        self.expressions = left

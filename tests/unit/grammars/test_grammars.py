@@ -102,6 +102,9 @@ def test_a_grammar_is_kept_for_its_tenant_alone(grammars: Grammars) -> None:
     assert grammars.compile(constraint, "one").result() is first.result()
     assert grammars.compile(constraint, "two") is not first
     assert of(grammars.compile(constraint, "two")) is not first.result()
+    glued = [("b", "a"), ("", "ba")]
+    assert len({grammars.compile(Constraint(KIND.REGEX, text), salt) for salt, text in glued}) == 2
+    assert {*map(len, grammars._kept)} == {32}, "no text is kept for its key"
 
 
 def test_who_waited_for_a_grammar_is_not_kept_with_it(grammars: Grammars) -> None:
@@ -116,14 +119,6 @@ def test_who_waited_for_a_grammar_is_not_kept_with_it(grammars: Grammars) -> Non
     del waits, compiled
     wait_until(lambda: gc.collect() >= 0 and left() is None)
     assert grammars.compile(constraint, "").done()
-
-
-def test_a_text_is_not_kept_for_its_key(grammars: Grammars) -> None:
-    of(grammars.compile(Constraint(KIND.REGEX, "x" * 5000), ""))
-    assert max(map(len, grammars._kept)) == 32
-    assert grammars.compile(Constraint(KIND.REGEX, "a"), "b") is not grammars.compile(
-        Constraint(KIND.REGEX, "ba"), ""
-    )
 
 
 class Counted(Grammars):

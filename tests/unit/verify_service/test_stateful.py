@@ -11,7 +11,7 @@ from dspark.errors import CheckpointError
 from dspark.model.target import TargetTaps, decoder_layers
 from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
-from verify_service.kept_state import REPLAYED_AT_MOST, joined, parted
+from verify_service.kept_state import REPLAYED_AT_MOST, form, joined, parted
 from verify_service.plan import Segment
 from verify_service.stateful import StatefulRunner
 
@@ -187,9 +187,18 @@ class _Counting:
 
     def __init__(self, count: int) -> None:
         self.seen, self.rows = torch.tensor(count), torch.zeros(1, 3)
+        self.layers = list[_Counting]()
 
 
 def test_sequences_that_shared_a_pass_count_apart_behind_it() -> None:
     first, second = parted(joined([_Counting(4), _Counting(4)]), 2)
     first.seen.add_(1)
     assert (int(first.seen), int(second.seen)) == (5, 4)
+
+
+def test_a_state_whose_layer_has_no_axis_of_sequences_is_joined_with_none() -> None:
+    whole, layer = _Counting(4), _Counting(4)
+    whole.layers = [layer]
+    assert form(whole) is not None
+    layer.rows = torch.zeros(2, 3)
+    assert form(whole) is None
