@@ -43,14 +43,14 @@ class Keys:
     """
 
     def __init__(self, raw: dict[str, Any], where: str = "") -> None:
-        self.raw, self._where = raw, where  # where: what complaints say before a key
+        self.raw, self.where = raw, where  # where: what complaints say before a key
 
     def inside(self, key: str) -> Keys:
         """The keys of the object there."""
         value = self.raw.get(key)
         if not isinstance(value, dict):
             raise self.wrong(key, "an object", value)
-        return Keys(value, f"{self._where}{key}.")
+        return Keys(value, f"{self.where}{key}.")
 
     def count(
         self,
@@ -66,7 +66,7 @@ class Keys:
         return value
 
     def positive(self, key: str, *, default: float | None = None) -> float:
-        return positive(self._where + key, self._get(key, default))
+        return positive(self.where + key, self._get(key, default))
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._get(key, default)
@@ -83,7 +83,7 @@ class Keys:
         for key, only in wanted.items():
             if (value := self.raw.get(key)) not in (None, only):
                 raise UnsupportedFamily(
-                    f"{self._where}{key}: {show(value)} is not supported, {show(only)} is"
+                    f"{self.where}{key}: {show(value)} is not supported, {show(only)} is"
                 )
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
@@ -110,12 +110,12 @@ class Keys:
     def _get(self, key: str, default: object) -> object:
         value = self.raw.get(key)
         if value is None and default is None:
-            raise CheckpointError(f"{self._where}{key}: missing")
+            raise CheckpointError(f"{self.where}{key}: missing")
         return default if value is None else value
 
     def wrong(self, key: str, wanted: str, value: object) -> CheckpointError:
         """The complaint about a value."""
-        return CheckpointError(f"{self._where}{key}: expected {wanted}, found {show(value)}")
+        return CheckpointError(f"{self.where}{key}: expected {wanted}, found {show(value)}")
 
 
 class Key(NamedTuple):
