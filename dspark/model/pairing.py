@@ -15,6 +15,7 @@ from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
 from dspark.model.config_keys import (
     CONFIG_NAME,
+    MOST_LAYERS,
     MOST_LISTING_BYTES,
     Keys,
     read_json,
@@ -28,8 +29,10 @@ TOKENIZER_NAME = "tokenizer.json"
 def text_config(folder: Path) -> Any:
     """transformers' config of a target's text model, read without any weight; CheckpointError if
     there is none."""
-    read_json(folder / CONFIG_NAME)  # says better what is no file, or no JSON
+    keys = text_keys(read_json(folder / CONFIG_NAME))  # says better what is no file, or no JSON
     try:
+        # the library may make a config of each
+        keys.count("num_hidden_layers", default=1, most=MOST_LAYERS)
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(

@@ -169,6 +169,9 @@ def test_sizes_that_a_target_s_file_leaves_out_or_calls_otherwise_are_the_librar
     assert sizes_of(tmp_path) == {"hidden_size": 64, "vocab_size": text.vocab_size, "layers": 2}
     strange = {"hidden_size": {"model_type": "qwen3", "hidden_size": "x"}}
     strange["vocab_size: missing"] = {"model_type": "vit"}
+    strange["num_hidden_layers: .* to 1024, found"] = bare | {
+        "text_config": {"num_hidden_layers": 1 << 24}
+    }
     for named, config in strange.items():
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match=named):
