@@ -47,7 +47,7 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
     try:
         config = read_json(folder / CONFIG_NAME)
         keys = text_keys(config)
-        stored = _BYTES[keys.dtype()]
+        stored = _BYTES[keys.dtype("dtype")]
         row = _row(keys, folder)
     except DsparkError:  # the worker itself reports what is wrong
         return HEAVY

@@ -24,7 +24,9 @@ from dspark.whole_file import locked
 
 LONGEST_S = 900.0  # limit of fetching and importing one target
 _POLL_S = 0.1
-_LAYOUT = "1"  # version of the folders' content; a new version makes new folders
+# Version of what an import writes; a new version makes new folders. Since 2 a turn's ends stop
+# answers where the file does not name them, which the known files do.
+_LAYOUT, _KNOWN_LAYOUT = "2", "1"
 GGUF = ".gguf"
 
 
@@ -90,17 +92,15 @@ def folder_of(target: str | Path) -> Path:
     """The cache folder of a target, whether it exists yet or not; CheckpointError for a missing
     file."""
     if packaged := KNOWN.get(str(target)):
-        return cache_dir() / f"{target}-{_digest(packaged.wheel_sha256)}"
+        return cache_dir() / f"{target}-{_digest(f'{_KNOWN_LAYOUT} {packaged.wheel_sha256}')}"
     path = Path(os.path.expanduser(target))
     try:
         found = path.stat()  # before resolve(), as it also reports a link to itself
     except OSError as error:
         raise CheckpointError(f"{target}: {error.strerror}") from error
     path = path.resolve()
-    return (
-        cache_dir()
-        / f"{path.stem}-{_digest(f'{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}')}"
-    )
+    about = f"{_LAYOUT} {path} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+    return cache_dir() / f"{path.stem}-{_digest(about)}"
 
 
 def imported(target: str | Path) -> Path:
@@ -172,4 +172,4 @@ def _alone(folder: Path, deadline: float) -> Iterator[int]:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(f"{_LAYOUT} {text}".encode()).hexdigest()[:12]
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

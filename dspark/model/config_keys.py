@@ -11,11 +11,11 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from dspark.errors import CheckpointError, in_short
+from dspark.errors import CheckpointError, UnsupportedFamily, in_short
 
 CONFIG_NAME = "config.json"
 MOST_LAYERS = 1024
@@ -37,10 +37,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """Typed look-ups in one JSON object; a missing or wrong value is a CheckpointError."""
+    """Typed look-ups in one JSON object; a missing or wrong value is a CheckpointError.
 
-    def __init__(self, raw: dict[str, Any]) -> None:
-        self.raw = raw
+    An explicit null counts as absent: that is how the format writes "not set".
+    """
+
+    def __init__(self, raw: dict[str, Any], where: str = "") -> None:
+        self.raw, self.where = raw, where  # where: what complaints say before a key
+
+    def inside(self, key: str) -> Keys:
+        """The keys of the object there."""
+        value = self.raw.get(key)
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object", value)
+        return Keys(value, f"{self.where}{key}.")
 
     def count(
         self,
@@ -52,24 +62,29 @@ class Keys:
     ) -> int:
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
-            raise CheckpointError(
-                f"{key}: expected an integer from {least} to {most}, found {show(value)}"
-            )
+            raise self.wrong(key, f"an integer from {least} to {most}", value)
         return value
 
     def positive(self, key: str, *, default: float | None = None) -> float:
-        return positive(key, self._get(key, default))
+        return positive(self.where + key, self._get(key, default))
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise CheckpointError(f"{key}: expected true or false, found {show(value)}")
+            raise self.wrong(key, "true or false", value)
         return value
 
-    def must_equal(self, key: str, wanted: object, *, absent_is_fine: bool = False) -> None:
-        value = self.raw.get(key)
-        if value != wanted and not (value is None and absent_is_fine):
-            raise CheckpointError(f"{key}: expected {show(wanted)}, found {show(value)}")
+    def must_equal(self, key: str, wanted: object) -> None:
+        if (value := self.raw.get(key)) != wanted:
+            raise self.wrong(key, show(wanted), value)
+
+    def may_be_absent(self, wanted: Mapping[str, object]) -> None:
+        """Raises UnsupportedFamily for another value of one of these keys."""
+        for key, only in wanted.items():
+            if (value := self.raw.get(key)) not in (None, only):
+                raise UnsupportedFamily(
+                    f"{self.where}{key}: {show(value)} is not supported, {show(only)} is"
+                )
 
     def layer_ids(self, key: str, *, least: int, layers: int) -> tuple[int, ...]:
         """Ascending layer ids from `least` to `layers` - 1; 0 layers means that the depth is
@@ -83,24 +98,58 @@ class Keys:
             and all(a < b for a, b in itertools.pairwise(value))
         )
         if not fits:
-            raise CheckpointError(
-                f"{key}: expected ascending layer ids from {least} to {layers - 1}, found "
-                f"{show(value)}"
-            )
+            raise self.wrong(key, f"ascending layer ids from {least} to {layers - 1}", value)
         return tuple(cast(list[int], value))
 
-    def dtype(self) -> str:
-        value = self.raw.get("dtype", self.raw.get("torch_dtype", "bfloat16"))
+    def dtype(self, key: str) -> str:
+        value = self.raw.get(key, self.raw.get(f"torch_{key}", "bfloat16"))
         if value not in ("float32", "bfloat16", "float16"):
-            raise CheckpointError(f"dtype: expected a floating type, found {show(value)}")
+            raise self.wrong(key, "a floating type", value)
         return cast(str, value)
 
     def _get(self, key: str, default: object) -> object:
-        # An explicit null counts as absent: that is how the format writes "not set".
         value = self.raw.get(key)
         if value is None and default is None:
-            raise CheckpointError(f"{key}: missing")
+            raise CheckpointError(f"{self.where}{key}: missing")
         return default if value is None else value
+
+    def wrong(self, key: str, wanted: str, value: object) -> CheckpointError:
+        """The complaint about a value."""
+        return CheckpointError(f"{self.where}{key}: expected {wanted}, found {show(value)}")
+
+
+class Key(NamedTuple):
+    """How a field of a configuration is spelled in a file."""
+
+    name: str
+    read: Callable[..., Any]  # (keys, name, **bounds) -> value
+    bounds: Mapping[str, Any]
+    unless: object  # the value that is not written: the key's absence says it
+
+
+Table = Mapping[str, Key]  # by field
+
+
+def spelled(
+    read: Callable[..., Any], *fields: str, key: str = "", unless: object = ..., **bounds: Any
+) -> Table:
+    """The table of fields that are read alike; `key`: the name in the file, where it differs."""
+    return {field: Key(key or field, read, bounds, unless) for field in fields}
+
+
+def read_fields(keys: Keys, table: Table) -> dict[str, Any]:
+    """The fields of a table."""
+    return {field: key.read(keys, key.name, **key.bounds) for field, key in table.items()}
+
+
+def fields_to_json(config: object, table: Table) -> dict[str, Any]:
+    """The keys of a table: `read_fields` of them gives the fields back."""
+    found = ((key, getattr(config, field)) for field, key in table.items())
+    return {
+        key.name: list(value) if isinstance(value, tuple) else value
+        for key, value in found
+        if value != key.unless
+    }
 
 
 def text_keys(raw: dict[str, Any]) -> Keys:

@@ -6,12 +6,21 @@ Both give the same keyword arguments of `DrafterConfig`. A Gemma4 drafter always
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
-from dspark.errors import CheckpointError, UnsupportedFamily
-from dspark.model.config import Yarn
-from dspark.model.config_keys import MOST_LAYERS, Keys, positive, show
+from dspark.errors import CheckpointError
+from dspark.model.config import DrafterConfig, Yarn
+from dspark.model.config_keys import (
+    MOST_LAYERS,
+    Keys,
+    Table,
+    fields_to_json,
+    read_fields,
+    show,
+    spelled,
+)
 
 # Values of settings where pairs are neighbours; without any, pairs lie half a head apart.
 NEIGHBOURS = {
@@ -21,126 +30,97 @@ NEIGHBOURS = {
     "rope_interleaved": True,
 }
 
-# Fields with the same name in the file, whatever the layers.
-_SAME = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "initializer_range",
-    "dtype",
-)
-
-
-def layer_shape(keys: Keys) -> dict[str, Any]:
-    """The `DrafterConfig` fields of layers, norms and positions."""
-    layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
-    types = keys.raw.get("layer_types")
-    if types is not None and types != ["full_attention"] * layers:
-        raise CheckpointError(
-            f"layer_types: expected {layers} times full_attention, found {show(types)}"
-        )
-    keys.must_equal("attention_bias", False, absent_is_fine=True)
-    own = _gemma4(keys) if keys.raw.get("model_type") == "gemma4_text" else _qwen3(keys)
-    if own["num_attention_heads"] % own["num_key_value_heads"]:
-        raise CheckpointError(
-            f"num_attention_heads: {own['num_attention_heads']} is not a multiple of the "
-            f"{own['num_key_value_heads']} key-value heads"
-        )
-    if own["head_dim"] % 2:
-        raise CheckpointError(f"head_dim: {own['head_dim']} is odd, rotary positions need pairs")
-    return own | {
-        "hidden_size": keys.count("hidden_size"),
-        "intermediate_size": keys.count("intermediate_size"),
-        "num_hidden_layers": layers,
-        "vocab_size": keys.count("vocab_size"),
-        "rms_norm_eps": keys.positive("rms_norm_eps"),
-        "max_position_embeddings": keys.count("max_position_embeddings"),
-        "initializer_range": keys.positive("initializer_range", default=0.02),
-        "dtype": keys.dtype(),
-    }
-
-
-def _qwen3(keys: Keys) -> dict[str, Any]:
-    keys.must_equal("model_type", "qwen3")
-    for key in ("logit_scale", "partial_rotary_factor"):  # no tensor would show it
-        _must_be_one(key, keys.raw.get(key))
-    keys.must_equal("hidden_act", "silu", absent_is_fine=True)
-    keys.must_equal("use_sliding_window", False, absent_is_fine=True)
-    return {
-        "model_type": "qwen3",
-        "num_attention_heads": keys.count("num_attention_heads"),
-        "num_key_value_heads": keys.count("num_key_value_heads"),
-        "head_dim": keys.count("head_dim"),
-        **_rope(keys),
-        "interleaved": _interleaved(keys),
-    }
-
-
-def _gemma4(keys: Keys) -> dict[str, Any]:
-    keys.must_equal("hidden_activation", "gelu_pytorch_tanh", absent_is_fine=True)
-    # The variants with experts, per-layer inputs or shared keys have other tensors.
-    refused = {
+SIZES: Table = {
+    **spelled(
+        Keys.count, "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"
+    ),
+    **spelled(Keys.positive, "initializer_range", default=0.02),
+    **spelled(Keys.dtype, "dtype"),
+}
+_LAYERS: Table = {
+    **SIZES,
+    **spelled(Keys.count, "intermediate_size"),
+    **spelled(Keys.count, "num_hidden_layers", most=MOST_LAYERS),
+    **spelled(Keys.positive, "rms_norm_eps"),
+}
+# By the layers' kind: values that a file says, or leaves out, and may not change.
+_FIXED: dict[str, dict[str, Any]] = {
+    "qwen3": {"attention_bias": False, "hidden_act": "silu", "use_sliding_window": False},
+    "gemma4_text": {
+        "attention_bias": False,
+        "hidden_activation": "gelu_pytorch_tanh",
         "enable_moe_block": False,
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
         "use_double_wide_mlp": False,
-    }
-    for key, plain in refused.items():
-        if keys.raw.get(key, plain) not in (plain, None):
-            raise UnsupportedFamily(f"{key}: {show(keys.raw[key])} is not supported")
-    shared = keys.flag("attention_k_eq_v", default=False)
-    theta, fraction = _proportional_rope(keys.raw)
-    softcap = keys.raw.get("final_logit_softcapping")
+    },
+}
+
+
+def _table(model_type: str, shared: bool) -> Table:
+    """The keys of layers. shared: values come from the key projection."""
+    if model_type != "gemma4_text":
+        return {**_LAYERS, **spelled(Keys.count, "num_key_value_heads", "head_dim")}
+    heads = "num_global_key_value_heads" if shared else "num_key_value_heads"
     return {
-        "model_type": "gemma4_text",
-        "num_attention_heads": keys.count("num_attention_heads"),
-        "num_key_value_heads": keys.count(
-            "num_global_key_value_heads" if shared else "num_key_value_heads"
-        ),
-        "head_dim": keys.count("global_head_dim"),
-        "attention_k_eq_v": shared,
-        "rope_theta": theta,
-        "rotary_fraction": fraction,
-        "logit_softcap": None if softcap is None else positive("final_logit_softcapping", softcap),
+        **_LAYERS,
+        **spelled(Keys.count, "num_key_value_heads", key=heads),
+        **spelled(Keys.count, "head_dim", key="global_head_dim"),
+        **spelled(Keys.flag, "attention_k_eq_v", default=False),
+        **spelled(_if_there, "logit_softcap", key="final_logit_softcapping"),
     }
 
 
-def layer_keys(raw: dict[str, Any]) -> dict[str, Any]:
-    """The released keys of the fields above, from all fields of a config."""
-    told = {key: raw[key] for key in _SAME}
-    told |= {"attention_bias": False, "layer_types": ["full_attention"] * raw["num_hidden_layers"]}
-    if raw["model_type"] == "qwen3":
-        return told | {
-            "hidden_act": "silu",
-            "num_key_value_heads": raw["num_key_value_heads"],
-            "head_dim": raw["head_dim"],
-            "rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"}
-            if raw["yarn"] is None
-            else {"rope_theta": raw["rope_theta"], "rope_type": "yarn", **raw["yarn"]},
-        }
-    full = {
-        "rope_theta": raw["rope_theta"],
-        "rope_type": "proportional",
-        "partial_rotary_factor": raw["rotary_fraction"],
+def layer_shape(keys: Keys) -> dict[str, Any]:
+    """The `DrafterConfig` fields of layers, norms and positions."""
+    raw = keys.raw
+    gemma = raw.get("model_type") == "gemma4_text"
+    kind = "gemma4_text" if gemma else "qwen3"
+    keys.must_equal("model_type", kind)
+    keys.may_be_absent(_FIXED[kind])
+    if not gemma:  # no tensor would show these
+        keys.may_be_absent({"logit_scale": 1, "partial_rotary_factor": 1})
+    shared = gemma and keys.flag("attention_k_eq_v", default=False)
+    shape = {"model_type": kind, **read_fields(keys, _table(kind, shared))}
+    layers, heads = shape["num_hidden_layers"], shape["num_attention_heads"]
+    types = raw.get("layer_types")
+    if types is not None and types != ["full_attention"] * layers:
+        raise CheckpointError(
+            f"layer_types: expected {layers} times full_attention, found {show(types)}"
+        )
+    if heads % shape["num_key_value_heads"]:
+        raise CheckpointError(
+            f"num_attention_heads: {heads} is not a multiple of the "
+            f"{shape['num_key_value_heads']} key-value heads"
+        )
+    if shape["head_dim"] % 2:
+        raise CheckpointError(f"head_dim: {shape['head_dim']} is odd, rotary positions need pairs")
+    if gemma:
+        return shape | _proportional_rope(keys)
+    return shape | _rope(keys) | {"interleaved": _interleaved(keys)}
+
+
+def layer_keys(config: DrafterConfig) -> dict[str, Any]:
+    """The released keys of the fields above."""
+    kind = config.model_type
+    rope: dict[str, Any] = {"rope_theta": config.rope_theta}
+    if config.gemma:
+        rope |= {"rope_type": "proportional", "partial_rotary_factor": config.rotary_fraction}
+    elif config.yarn is None:
+        rope |= {"rope_type": "default"}
+    else:
+        rope |= {"rope_type": "yarn", **dataclasses.asdict(config.yarn)}
+    return {
+        **_FIXED[kind],
+        **fields_to_json(config, _table(kind, config.attention_k_eq_v)),
+        "model_type": kind,
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "rope_parameters": {"full_attention": rope} if config.gemma else rope,
     }
-    shared = raw["attention_k_eq_v"]
-    return told | {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attention_k_eq_v": shared,
-        "num_global_key_value_heads" if shared else "num_key_value_heads": raw[
-            "num_key_value_heads"
-        ],
-        "global_head_dim": raw["head_dim"],
-        "final_logit_softcapping": raw["logit_softcap"],
-        "enable_moe_block": False,
-        "hidden_size_per_layer_input": 0,
-        "rope_parameters": {"full_attention": full},
-    }
+
+
+def _if_there(keys: Keys, key: str) -> float | None:
+    return None if keys.raw.get(key) is None else keys.positive(key)
 
 
 def _interleaved(keys: Keys) -> bool:
@@ -155,83 +135,60 @@ def _interleaved(keys: Keys) -> bool:
     return any(said.values())
 
 
+def _rotation(keys: Keys) -> Keys:
+    """The settings of the rotation; of two, the library prefers the older ones."""
+    return keys.inside("rope_scaling" if keys.raw.get("rope_scaling") else "rope_parameters")
+
+
 def _rope(keys: Keys) -> dict[str, Any]:
     """Rotation settings: in `rope_parameters` of current files, in older ones a bare `rope_theta`
     with `rope_scaling` beside it."""
-    raw = keys.raw
-    # the library prefers the older one
-    where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    parameters = raw.get(where)
-    if parameters is None:
-        return {"rope_theta": positive("rope_theta", raw.get("rope_theta"))}
-    if not isinstance(parameters, dict):
-        raise CheckpointError(f"{where}: expected an object, found {show(parameters)}")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if keys.raw.get("rope_scaling") or keys.raw.get("rope_parameters") is not None:
+        inner = _rotation(keys)
+    else:
+        return {"rope_theta": keys.positive("rope_theta")}
+    kind = inner.raw.get("rope_type", inner.raw.get("type", "default"))
     if kind not in ("default", "yarn"):
-        raise CheckpointError(f"{where}.rope_type: {show(kind)} is not supported")
-    _must_be_one(f"{where}.partial_rotary_factor", parameters.get("partial_rotary_factor"))
-    inside, beside = parameters.get("rope_theta"), raw.get("rope_theta")
-    from_top = inside is None and beside is not None
-    theta = positive("rope_theta", beside) if from_top else positive(f"{where}.rope_theta", inside)
-    return {
-        "rope_theta": theta,
-        "yarn": _yarn(keys, parameters, where, theta) if kind == "yarn" else None,
-    }
+        raise inner.wrong("rope_type", "default or yarn", kind)
+    inner.may_be_absent({"partial_rotary_factor": 1})
+    beside = inner.raw.get("rope_theta") is None and keys.raw.get("rope_theta") is not None
+    theta = (keys if beside else inner).positive("rope_theta")
+    return {"rope_theta": theta, "yarn": _yarn(keys, inner, theta) if kind == "yarn" else None}
 
 
-def _yarn(keys: Keys, raw: dict[str, Any], where: str, theta: float) -> Yarn:
-    """YaRN from the settings `raw`, named `where` in complaints."""
-
-    def number(key: str, default: float | None = None) -> float:
-        return positive(f"{where}.{key}", default if raw.get(key) is None else raw[key])
+def _yarn(keys: Keys, inner: Keys, theta: float) -> Yarn:
+    """YaRN from the settings `inner` of the rotation."""
 
     def sharpness(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
-    original = number("original_max_position_embeddings")
-    if original != int(original):
-        raise CheckpointError(
-            f"{where}.original_max_position_embeddings: {show(original)} is no length"
-        )
-    factor = number("factor", keys.count("max_position_embeddings") / original)
-    if raw.get("mscale") and raw.get("mscale_all_dim"):
-        sharp = sharpness(number("mscale")) / sharpness(number("mscale_all_dim"))
-    else:
-        sharp = sharpness(1.0)
-    truncate = raw.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise CheckpointError(f"{where}.truncate: expected true or false, found {show(truncate)}")
-    longer = number("attention_factor", sharp)
+    original = inner.count("original_max_position_embeddings")
+    factor = inner.positive("factor", default=keys.count("max_position_embeddings") / original)
+    sharp = sharpness(1.0)
+    if inner.raw.get("mscale") and inner.raw.get("mscale_all_dim"):
+        sharp = sharpness(inner.positive("mscale")) / sharpness(inner.positive("mscale_all_dim"))
     made = Yarn(
-        factor, int(original), longer, number("beta_fast", 32.0), number("beta_slow", 1.0), truncate
+        factor,
+        original,
+        inner.positive("attention_factor", default=sharp),
+        inner.positive("beta_fast", default=Yarn.beta_fast),
+        inner.positive("beta_slow", default=Yarn.beta_slow),
+        inner.flag("truncate", default=Yarn.truncate),
     )
     try:
         made.mixed(keys.count("head_dim"), theta)
     except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"{where}: these numbers give no rotation ({error})") from error
+        raise CheckpointError(f"rope_parameters: they give no rotation ({error})") from error
     return made
 
 
-def _must_be_one(key: str, value: object) -> None:
-    if value not in (None, 1):
-        raise UnsupportedFamily(f"{key}: {show(value)} is not supported")
-
-
-def _proportional_rope(raw: dict[str, Any]) -> tuple[float, float]:
-    """(theta, fraction of pairs that rotate) of the global layers; other entries are for other
+def _proportional_rope(keys: Keys) -> dict[str, Any]:
+    """Base and fraction of the pairs that rotate, of the global layers; other entries are for other
     layers."""
-    whole = raw.get("rope_scaling") or raw.get("rope_parameters")
-    full = whole.get("full_attention") if isinstance(whole, dict) else None
-    if not isinstance(full, dict):
-        raise CheckpointError(
-            f"rope_parameters.full_attention: expected an object, found {show(full)}"
-        )
-    where = "rope_parameters.full_attention"
-    if (kind := full.get("rope_type")) != "proportional":
-        raise CheckpointError(f"{where}.rope_type: expected proportional, found {show(kind)}")
-    if full.get("factor", 1.0) != 1.0:
-        raise CheckpointError(f"{where}.factor: {show(full['factor'])} is not supported")
-    fraction = positive(f"{where}.partial_rotary_factor", full.get("partial_rotary_factor", 1.0))
+    full = _rotation(keys).inside("full_attention")
+    full.must_equal("rope_type", "proportional")
+    full.may_be_absent({"factor": 1.0})
+    fraction = full.positive("partial_rotary_factor", default=1.0)
     if fraction > 1:
-        raise CheckpointError(f"{where}.partial_rotary_factor: {fraction} is above 1")
-    return positive(f"{where}.rope_theta", full.get("rope_theta")), fraction
+        raise full.wrong("partial_rotary_factor", "a share up to 1", fraction)
+    return {"rope_theta": full.positive("rope_theta"), "rotary_fraction": fraction}

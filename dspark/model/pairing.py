@@ -15,7 +15,9 @@ from dspark.errors import CheckpointError
 from dspark.model.config import DrafterConfig
 from dspark.model.config_keys import (
     CONFIG_NAME,
+    MOST_LAYERS,
     MOST_LISTING_BYTES,
+    Keys,
     read_json,
     read_json_file,
     text_keys,
@@ -27,8 +29,10 @@ TOKENIZER_NAME = "tokenizer.json"
 def text_config(folder: Path) -> Any:
     """transformers' config of a target's text model, read without any weight; CheckpointError if
     there is none."""
-    read_json(folder / CONFIG_NAME)  # says better what is no file, or no JSON
+    keys = text_keys(read_json(folder / CONFIG_NAME))  # says better what is no file, or no JSON
     try:
+        # the library may make a config of each
+        keys.count("num_hidden_layers", default=1, most=MOST_LAYERS)
         from transformers import AutoConfig
 
         return AutoConfig.from_pretrained(
@@ -42,14 +46,12 @@ def sizes_of(target: Path) -> dict[str, int]:
     """The sizes of a target that `mismatch` takes, from its config.json."""
     names = ("hidden_size", "vocab_size", "num_hidden_layers")
     keys = text_keys(read_json(target / CONFIG_NAME))
-    try:
-        said: list[Any] = [keys.count(name) for name in names]
-    except CheckpointError as missing:  # left out or called otherwise, which the library knows
+    if any(keys.raw.get(name) is None for name in names):
+        # left out or called otherwise, which the library knows
         text = text_config(target)
-        said = [getattr(text, name, None) for name in names]
-        if not all(isinstance(size, int) for size in said):
-            raise missing from None
-    return dict(zip(("hidden_size", "vocab_size", "layers"), said, strict=True))
+        keys = Keys({name: getattr(text, name, None) for name in names})
+    hidden_size, vocab_size, layers = (keys.count(name) for name in names)
+    return {"hidden_size": hidden_size, "vocab_size": vocab_size, "layers": layers}
 
 
 def mismatch(

@@ -97,13 +97,19 @@ def tapped(model: Any, ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor,
     """Runs one pass over ids [B, T] without the head: (features [B, T, m*H], final-normed hidden
     states [B, T, H])."""
     with TargetTaps(model, layer_ids) as taps:
-        last: Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        last: Tensor = _decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
         return taps.collect() if layer_ids else last[..., :0], last
+
+
+def _decoder(model: Any) -> Any:
+    """The model without its head; Llama4 says that its decoder is itself, the head included."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return getattr(model, "model", model) if decoder is model else decoder
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder layers of a causal language model, multimodal wrappers included."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    decoder = _decoder(model)
     for candidate in (
         decoder,
         getattr(decoder, "language_model", None),

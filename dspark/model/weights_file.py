@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -145,11 +144,6 @@ def _scale(entry: TensorEntry) -> Tensor:
     return found
 
 
-def tensor_names(file: Path) -> list[str]:
-    """Names of the tensors in one file's header."""
-    return list(_read_header(file))
-
-
 def read_file(file: Path) -> dict[str, Tensor]:
     """All tensors of one file, under the same checks as weights."""
     entries = _read_header(file)
@@ -250,7 +244,7 @@ def _stays(folder: Path, file: Path) -> None:
 def _read_header(file: Path) -> dict[str, TensorEntry]:
     try:
         with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
+            size = int.from_bytes(stream.read(8), "little")
             if size > file.stat().st_size - 8:
                 raise CheckpointError(f"{file}: shorter than its header of {size} bytes")
             if size > MAX_HEADER_BYTES:
@@ -277,8 +271,6 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         RecursionError,
     ) as error:
         raise CheckpointError(f"{file}: bad header ({in_short(error)})") from error
-    except struct.error as error:
-        raise CheckpointError(f"{file}: shorter than its header") from error
 
 
 def values(stored: Tensor, scale: Tensor) -> Tensor:

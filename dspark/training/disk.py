@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import mmap
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dspark.errors import ConfigError
-from dspark.whole_file import flush_to_disk, placed
+from dspark.whole_file import flush_to_disk, locked, placed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,11 +112,11 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def _lock(file: IO[bytes], otherwise: str) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if locked(file.fileno()):
+            return
     except OSError as error:
-        taken = isinstance(error, BlockingIOError)
-        why = otherwise if taken else f"{file.name}: cannot be locked: {error.strerror}"
-        raise ConfigError(why) from None
+        raise ConfigError(f"{file.name}: cannot be locked: {error.strerror}") from None
+    raise ConfigError(otherwise)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

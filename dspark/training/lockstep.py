@@ -26,16 +26,19 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values [B, Hkv, T, hd] of the next T positions; returns all so far."""
-        batch, heads, new, size = key_states.shape
+        """Appends keys and values [B, Hkv, T, hd], of different hd in some families, of the next T
+        positions; returns all so far."""
         if not self.filled:
-            self.whole = key_states.new_empty(2, batch, heads, self.room, size)
+            self.whole = [
+                new.new_empty(*new.shape[:2], self.room, new.shape[3])
+                for new in (key_states, value_states)
+            ]
             self.is_initialized = True
-        end = self.filled + new
-        self.whole[0, :, :, self.filled : end] = key_states
-        self.whole[1, :, :, self.filled : end] = value_states
+        end = self.filled + key_states.shape[2]
+        for whole, new in zip(self.whole, (key_states, value_states), strict=True):
+            whole[:, :, self.filled : end] = new
         self.filled = end
-        self.keys, self.values = self.whole[0, :, :, :end], self.whole[1, :, :, :end]
+        self.keys, self.values = (whole[:, :, :end] for whole in self.whole)
         return self.keys, self.values
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark.model.calibration import SlotFit
+from dspark.model.calibration import SlotFit, sigmoid
 from dspark.training import reliability
 from dspark.training.judged import Text, whole_blocks
 from dspark.training.reliability import Floats
@@ -72,7 +72,7 @@ def played(
     calibrated by `fit` or raw (None)."""
     made = []
     for text in texts:
-        told = reliability.sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
+        told = sigmoid(text.confidence if fit is None else fit.logits(text.confidence))
         made.append(text.play(above(told, threshold)))
     return made
 

@@ -50,10 +50,8 @@ def batch_loss(
     neither the pieces of a step nor its workers change them."""
     if isinstance(drafter, BlockDrafter):
         return _blocks(drafter, batch, settings, target_head, key)
-    if isinstance(drafter, ChainDrafter):
-        return chain_loss(drafter, batch, target_head)
-    assert isinstance(drafter, LanguageDrafter)
-    return language_loss(drafter, batch, target_head)
+    assert isinstance(drafter, ChainDrafter | LanguageDrafter)
+    return step_loss(drafter, batch, target_head)
 
 
 def own_weights(config: DrafterConfig) -> LossWeights:
@@ -115,9 +113,11 @@ def blocks_loss(
     return hidden, labels, loss
 
 
-def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """The loss of Eagle3 and MTP: sums over every index and step that counts; divide `objective` by
-    the (global) denominator. target_head [V, H].
+def step_loss(
+    drafter: ChainDrafter | LanguageDrafter, batch: SampleBatch, target_head: Tensor
+) -> LeanLoss:
+    """The loss of drafters that draft token by token: sums over every index and step that counts;
+    divide `objective` by the (global) denominator. target_head [V, H'].
 
     Conversations are padded behind their ends to one length.
     """
@@ -127,21 +127,26 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
     count, length = input_ids.shape
     eagle = config.kind == "eagle3"
     steps = torch.arange(config.block_size if eagle else 1, device=input_ids.device)
-    made = drafter.forward_steps(
-        features=padded(batch.features, batch), input_ids=input_ids, steps=len(steps)
-    )
+    if isinstance(drafter, LanguageDrafter):
+        made, ahead = [drafter.forward_tokens(input_ids)], 1
+    else:
+        features = padded(batch.features, batch)
+        made, ahead = (
+            drafter.forward_steps(features=features, input_ids=input_ids, steps=len(steps)),
+            2,
+        )
     at = torch.arange(length, device=input_ids.device).unsqueeze(-1) + steps  # [T, s]
     # The token there is supervised, and so many of the row follow it.
-    judged, after = (at, 1) if eagle else (at + 2, 0)
+    judged, after = (at, 1) if eagle else (at + ahead, 0)
     mask = supervised[:, judged.clamp(max=length - 1)] & (judged + after < lengths[:, None, None])
     share = torch.ones(count, device=input_ids.device) / (lengths if eagle else 1)
     scale = config.step_loss_decay**steps * share[:, None, None] * mask
     first_rows = length * torch.arange(count, device=input_ids.device)[:, None, None]
     slots = LossSlots(
         hidden=torch.stack(made, dim=2),
-        target_ids=input_ids[:, (at + 2).clamp(max=length - 1)],
+        target_ids=input_ids[:, (at + ahead).clamp(max=length - 1)],
         eval_mask=mask,
-        rows=first_rows + (at + 1).clamp(max=length - 1),
+        rows=first_rows + (at + ahead - 1).clamp(max=length - 1),
         scale=scale,
     )
     objective, ce, l1 = slot_terms(
@@ -152,40 +157,13 @@ def chain_loss(drafter: ChainDrafter, batch: SampleBatch, target_head: Tensor) -
         weights=DFLASH_WEIGHTS,
         soft_labels=eagle,
     )
+    if isinstance(drafter, LanguageDrafter):  # every token begins a block, and weighs in this alone
+        ce, l1, mask = (_windows(each[..., 0], config.block_size) for each in (ce, l1, mask))
+        mask = mask.long().cumprod(dim=-1).bool()
+        scale = mask * (torch.arange(config.block_size, device=mask.device) == 0)
     sums = sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=scale, eval_mask=mask)
     return LeanLoss(
         objective, sums._replace(denominator=sums.denominator.new_tensor(count)) if eagle else sums
-    )
-
-
-def language_loss(drafter: LanguageDrafter, batch: SampleBatch, target_head: Tensor) -> LeanLoss:
-    """The loss of a language model: sums over every token that counts; divide `objective` by the
-    (global) denominator. target_head [V, H']."""
-    input_ids, last_hidden = padded(batch.ids, batch), padded(batch.last_hidden, batch)
-    mask = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
-    mask[:, :-1] = padded(batch.supervised, batch)[:, 1:]
-    slots = LossSlots(
-        hidden=drafter.forward_tokens(input_ids),
-        target_ids=input_ids.roll(-1, dims=1),
-        eval_mask=mask,
-        rows=torch.arange(mask.numel(), device=mask.device).view_as(mask),
-        scale=mask.float(),
-    )
-    objective, *terms = slot_terms(
-        drafter,
-        slots,
-        last_hidden=last_hidden.flatten(0, 1),
-        target_head=target_head,
-        weights=DFLASH_WEIGHTS,
-    )
-    # every token begins a block, and weighs in this one alone
-    ce, l1, judged = (_windows(values, drafter.config.block_size) for values in (*terms, mask))
-    blocks = judged.long().cumprod(dim=-1).bool()
-    weights = blocks.float()
-    weights[..., 1:] = 0
-    return LeanLoss(
-        objective,
-        sum_terms(ce=ce, l1=l1, confidence_logits=None, weights=weights, eval_mask=blocks),
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dspark import plots
-from dspark.model.calibration import SlotFit
+from dspark.model.calibration import SlotFit, sigmoid
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,11 +31,6 @@ TOLERANCE = 0.25
 # Penalty of a fit, in nats: half of this times ((1 / T - 1)^2 + b^2).
 STIFFNESS = 10.0
 ITERATIONS = 40
-
-
-def sigmoid(z: Floats) -> Floats:
-    chances: Floats = 0.5 * (1.0 + np.tanh(0.5 * z))
-    return chances
 
 
 def survival(logits: Floats, fit: SlotFit | None = None) -> Floats:

@@ -162,17 +162,12 @@ class WorkerGroup:
         return tensor
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Adds every gradient up over all workers, in one message."""
-        if self.size == 1:
-            return
-        trained = [p for p in parameters if p.requires_grad]
-        # A worker whose rows did not reach a parameter still has to take part.
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-        whole = self.add(torch.cat([grad.flatten() for grad in grads]))
-        for parameter, part in zip(
-            trained, torch.split(whole, [p.numel() for p in trained]), strict=True
-        ):
-            parameter.grad = part.view_as(parameter).clone()
+        """Adds every gradient up over all workers."""
+        for parameter in parameters:
+            if self.size > 1 and parameter.requires_grad:
+                if parameter.grad is None:  # a worker's rows need not reach every parameter
+                    parameter.grad = torch.zeros_like(parameter)
+                self.add(parameter.grad)
 
     def wait(self) -> None:
         """Blocks until every worker has called it."""

@@ -68,7 +68,7 @@ def drafter_config(folder: Path, text: Any, settings: Settings) -> DrafterConfig
         raise ConfigError(
             f"layers: a drafter of the family {settings.family} has one, not {layers}"
         )
-    common: dict[str, Any] = _target_shape(text)
+    common: dict[str, Any] = _target_shape(text, kind)
     common |= {"kind": kind, "num_hidden_layers": layers, "block_size": settings.block_size}
     if (kept := _kept(settings, common["vocab_size"])) is not None:
         if kind == "lm":
@@ -222,10 +222,10 @@ def _start_from(drafter: Drafter, given: Drafter, folder: str) -> None:
     drafter.load_state_dict(weights)
 
 
-def _target_shape(text: Any) -> dict[str, Any]:
+def _target_shape(text: Any, kind: Kind) -> dict[str, Any]:
     """Config values that a drafter takes from its target; for Gemma4 from its full-attention
-    layers."""
-    hidden_size = int(text.hidden_size)
+    layers. The layers of a language model are Qwen3's for every target."""
+    hidden_size, layer = int(text.hidden_size), _global_layer(text)
     rope = getattr(text, "rope_parameters", None) or {}
     heads = _said(text, "num_attention_heads") or max(1, hidden_size // HEAD_DIM)
     shape = {
@@ -237,15 +237,14 @@ def _target_shape(text: Any) -> dict[str, Any]:
         "max_position_embeddings": context_length(text),
         "initializer_range": _said(text, "initializer_range") or 0.02,
     }
-    if str(text.model_type).startswith("gemma4"):
-        full = rope["full_attention"]
-        shared = bool(text.attention_k_eq_v)
+    if str(text.model_type).startswith("gemma4") and kind != "lm":
+        full, shared = rope["full_attention"], bool(text.attention_k_eq_v)
+        # older releases name the sizes of these layers apart
+        kv_heads = getattr(text, "num_global_key_value_heads", None) if shared else None
         return shape | {
             "model_type": "gemma4_text",
-            "num_key_value_heads": text.num_global_key_value_heads
-            if shared
-            else text.num_key_value_heads,
-            "head_dim": text.global_head_dim,
+            "num_key_value_heads": kv_heads or layer.num_key_value_heads,
+            "head_dim": getattr(text, "global_head_dim", None) or layer.head_dim,
             "attention_k_eq_v": shared,
             "rope_theta": full["rope_theta"],
             "rotary_fraction": full.get("partial_rotary_factor", 1.0),
@@ -256,12 +255,21 @@ def _target_shape(text: Any) -> dict[str, Any]:
         for part in (rope, *rope.values())
         if isinstance(part, dict) and "rope_theta" in part
     ]
-    head_dim = _said(text, "head_dim") or hidden_size // heads
+    head_dim = _said(layer, "head_dim") or hidden_size // heads
     return shape | {
-        "num_key_value_heads": _said(text, "num_key_value_heads") or heads,
+        "num_key_value_heads": _said(layer, "num_key_value_heads") or heads,
         "head_dim": head_dim + head_dim % 2,
         "rope_theta": max(bases, default=ROPE_THETA),
     }
+
+
+def _global_layer(text: Any) -> Any:
+    """The config of a layer that sees everything, if it can be had; newer releases of the library
+    have one for each layer of a target whose layers differ, and refuse to tell sizes of all."""
+    if not getattr(text, "is_heterogeneous", False):
+        return text
+    kinds = enumerate(getattr(text, "layer_types", None) or ())
+    return text.per_layer_config[next((n for n, kind in kinds if kind == "full_attention"), 0)]
 
 
 def _said(text: Any, name: str) -> Any:

@@ -4,12 +4,13 @@ Pure."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from dspark.errors import CheckpointError, UnsupportedFamily
 from dspark.model.config import DrafterConfig, StageShape
-from dspark.model.config_keys import MOST_LAYERS, Keys
+from dspark.model.config_keys import MOST_LAYERS, Keys, Table, fields_to_json, read_fields, spelled
+from dspark.model.config_layers import SIZES
 from dspark.rounds.plan import MAX_SLOTS
 
 MODEL_TYPE: Literal["deepseek_v4"] = "deepseek_v4"
@@ -19,27 +20,29 @@ _FIRST = {"fc": "main_proj", "hidden_norm": "main_norm"}  # of stage 0
 _MOST_STAGES = 16
 MARKOV = "markov_head.markov_w1.weight"  # of the last stage
 _LAST = re.compile(rf"{re.escape(PREFIX)}(\d{{1,9}})\.{re.escape(MARKOV)}")
-# Fields with the same name in the file.
-_SAME = (
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "rms_norm_eps", "rope_theta", "max_position_embeddings", "initializer_range", "dtype",
-)  # fmt: skip
-
-# Field of `StageShape`: its key, how it is read, and its bounds.
-_STAGE: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
-    "q_lora_rank": ("q_lora_rank", Keys.count, {}),
-    "o_groups": ("o_groups", Keys.count, {}),
-    "o_lora_rank": ("o_lora_rank", Keys.count, {}),
-    "rope_dim": ("qk_rope_head_dim", Keys.count, {}),
-    "window": ("sliding_window", Keys.count, {}),
-    "streams": ("hc_mult", Keys.count, {"default": 4, "most": 64}),
-    "sinkhorn_iters": ("hc_sinkhorn_iters", Keys.count, {"default": 20, "most": 1000}),
-    "stream_eps": ("hc_eps", Keys.positive, {"default": 1e-6}),
-    "experts": ("n_routed_experts", Keys.count, {"most": 4096}),
-    "experts_per_token": ("num_experts_per_tok", Keys.count, {}),
-    "expert_size": ("moe_intermediate_size", Keys.count, {}),
-    "expert_scale": ("routed_scaling_factor", Keys.positive, {"default": 1.5}),
-    "gate_limit": ("swiglu_limit", Keys.positive, {"default": 10.0}),
+# Fields of `DrafterConfig`, and of `StageShape`.
+_CONFIG: Table = {
+    **SIZES,
+    **spelled(Keys.count, "head_dim"),
+    **spelled(Keys.positive, "rms_norm_eps", default=1e-6),
+    **spelled(Keys.positive, "rope_theta", default=10000.0),
+    **spelled(Keys.count, "num_target_layers", key="num_hidden_layers", most=MOST_LAYERS),
+    **spelled(Keys.count, "block_size", key="dspark_block_size", most=MAX_SLOTS),
+    **spelled(Keys.count, "mask_token_id", key="dspark_noise_token_id", least=0),
+    **spelled(Keys.count, "markov_rank", key="dspark_markov_rank"),
+}
+_STAGE: Table = {
+    **spelled(Keys.count, "q_lora_rank", "o_groups", "o_lora_rank"),
+    **spelled(Keys.count, "rope_dim", key="qk_rope_head_dim"),
+    **spelled(Keys.count, "window", key="sliding_window"),
+    **spelled(Keys.count, "streams", key="hc_mult", default=4, most=64),
+    **spelled(Keys.count, "sinkhorn_iters", key="hc_sinkhorn_iters", default=20, most=1000),
+    **spelled(Keys.positive, "stream_eps", key="hc_eps", default=1e-6),
+    **spelled(Keys.count, "experts", key="n_routed_experts", most=4096),
+    **spelled(Keys.count, "experts_per_token", key="num_experts_per_tok"),
+    **spelled(Keys.count, "expert_size", key="moe_intermediate_size"),
+    **spelled(Keys.positive, "expert_scale", key="routed_scaling_factor", default=1.5),
+    **spelled(Keys.positive, "gate_limit", key="swiglu_limit", default=10.0),
 }
 # Values that a file may leave out but not change.
 _FIXED = {
@@ -84,14 +87,9 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
             "no dspark_* keys: this DeepSeek-V4 checkpoint holds no DSpark module to draft with"
         )
     keys = Keys(raw)
-    layers = keys.count("num_hidden_layers", most=MOST_LAYERS)
-    stage = StageShape(
-        **{field: read(keys, key, **within) for field, (key, read, within) in _STAGE.items()}
-    )
-    head_dim, heads, vocab = (
-        keys.count("head_dim"),
-        keys.count("num_attention_heads"),
-        keys.count("vocab_size"),
+    shape, stage = read_fields(keys, _CONFIG), StageShape(**read_fields(keys, _STAGE))
+    layers, heads, head_dim = (
+        shape[name] for name in ("num_target_layers", "num_attention_heads", "head_dim")
     )
     if stage.rope_dim > head_dim or stage.rope_dim % 2:
         raise CheckpointError(
@@ -103,51 +101,33 @@ def parse(raw: dict[str, Any]) -> DrafterConfig:
             f"o_groups: {stage.o_groups} groups of {heads} heads of {head_dim} values"
         )
     keys.count("num_experts_per_tok", most=stage.experts)
-    for key, value in _FIXED.items():
-        keys.must_equal(key, value, absent_is_fine=True)
+    keys.count("dspark_noise_token_id", least=0, most=shape["vocab_size"] - 1)
+    keys.may_be_absent(_FIXED)
     return DrafterConfig(
-        hidden_size=keys.count("hidden_size"),
+        **shape,
         intermediate_size=stage.expert_size,
         num_hidden_layers=_stages_of(keys, layers),
-        num_attention_heads=heads,
         num_key_value_heads=1,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        rms_norm_eps=keys.positive("rms_norm_eps", default=1e-6),
-        rope_theta=keys.positive("rope_theta", default=10000.0),
-        max_position_embeddings=keys.count("max_position_embeddings"),
-        block_size=keys.count("dspark_block_size", most=MAX_SLOTS),
         target_layer_ids=keys.layer_ids("dspark_target_layer_ids", least=0, layers=layers),
-        num_target_layers=layers,
-        mask_token_id=keys.count("dspark_noise_token_id", least=0, most=vocab - 1),
         model_type=MODEL_TYPE,
-        markov_rank=keys.count("dspark_markov_rank"),
         markov_head_type="vanilla",
         enable_confidence_head=True,
         confidence_head_with_markov=True,
-        initializer_range=keys.positive("initializer_range", default=0.02),
-        dtype=keys.dtype(),
         stage=stage,
     )
 
 
 def to_json(config: DrafterConfig) -> dict[str, Any]:
     """The config.json of a config; `parse` gives the config back."""
-    stage = {key: getattr(config.stage, field) for field, (key, _, _) in _STAGE.items()}
-    return (
-        {key: getattr(config, key) for key in _SAME}
-        | stage
-        | {
-            "architectures": ["DeepseekV4ForCausalLM"],
-            "model_type": MODEL_TYPE,
-            "num_hidden_layers": config.num_target_layers,
-            "compress_ratios": [0] * (config.num_target_layers + config.num_hidden_layers),
-            "dspark_block_size": config.block_size,
-            "dspark_markov_rank": config.markov_rank,
-            "dspark_noise_token_id": config.mask_token_id,
-            "dspark_target_layer_ids": list(config.target_layer_ids),
-        }
-    )
+    return {
+        **fields_to_json(config, _CONFIG),
+        **fields_to_json(config.stage, _STAGE),
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "num_key_value_heads": 1,
+        "compress_ratios": [0] * (config.num_target_layers + config.num_hidden_layers),
+        "dspark_target_layer_ids": list(config.target_layer_ids),
+    }
 
 
 def stored_name(name: str, stages: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config_keys import Keys
 
 KEY = "dflash_config"
 _PROJECTORS = ("dflash", "dspark")
@@ -33,9 +34,7 @@ def is_nested(raw: Mapping[str, Any]) -> bool:
 
 def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The released keys of such a config; every complaint names the key."""
-    inner = raw[KEY]
-    if not isinstance(inner, dict):
-        raise CheckpointError(f"{KEY}: expected an object, found {inner!r}")
+    inner = Keys({**raw}).inside(KEY).raw
     if (projector := inner.get("projector_type", "dflash")) not in _PROJECTORS:
         raise UnsupportedFamily(f"{KEY}.projector_type: {projector!r} drafters are not supported")
     said = {key: value for key, value in raw.items() if key != KEY}

@@ -50,8 +50,6 @@ def report(
         "sequential_head": shape.markov_head_type,
         "confidence_head": shape.enable_confidence_head,
         "tensors": len(stored),
-        "missing": 0,  # or it would not have loaded
-        "unexpected": 0,
         "parameters": sum(math.prod(entry.shape) for entry in stored.values()),
         "bytes": sum(file.stat().st_size for file in weight_files(folder)),
         "fingerprint": drafter.fingerprint,

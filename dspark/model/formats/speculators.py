@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark.errors import CheckpointError, UnsupportedFamily
+from dspark.model.config_keys import Keys
 from dspark.model.config_layers import NEIGHBOURS
 
 FAMILIES = ("dspark", "dflash", "eagle3")
@@ -57,26 +58,17 @@ def is_speculators(raw: Mapping[str, Any]) -> bool:
 
 def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The released keys of a speculators config.json; every complaint names the key."""
-    family = _family(raw)
-    layer = raw.get("transformer_layer_config")
-    if not isinstance(layer, dict):
-        raise CheckpointError(f"transformer_layer_config: expected an object, found {layer!r}")
-    if (kind := layer.get("model_type", "qwen3")) != "qwen3":
-        raise UnsupportedFamily(
-            f"transformer_layer_config.model_type: draft layers of {kind!r} are not supported"
-        )
+    family, keys = _family(raw), Keys({**raw})
+    inner = keys.inside("transformer_layer_config")
+    inner.may_be_absent({"model_type": "qwen3"})
+    layer = inner.raw
     said = _QWEN3 | {key: layer[key] for key in _LAYER_KEYS if layer.get(key) is not None}
     for where in (layer, raw):  # some trainers write them beside the layers
         said |= {
             key: where[key] for key in (*NEIGHBOURS, "logit_scale") if where.get(key) is not None
         }
     said.setdefault("rope_theta", 10000.0)
-    wide = raw.get("target_hidden_size")
-    if wide not in (None, said["hidden_size"]):
-        raise UnsupportedFamily(
-            f"target_hidden_size: {wide!r} beside draft layers of {said['hidden_size']!r} is not "
-            "supported"
-        )
+    keys.may_be_absent({"target_hidden_size": said["hidden_size"]})
     said |= {
         "model_type": "qwen3",
         "target_layer_ids": _released_ids(raw),
@@ -88,7 +80,7 @@ def to_released(raw: Mapping[str, Any]) -> dict[str, Any]:
         said["draft_vocab_size"] = narrow
     else:  # a draft vocabulary has two tables; the nested value is the target's
         said["tie_word_embeddings"] = raw.get("tie_word_embeddings")
-    return said | (_eagle3(raw) if family == "eagle3" else _block(raw, family))
+    return said | (_eagle3(keys) if family == "eagle3" else _block(keys, family))
 
 
 def from_released(
@@ -166,13 +158,9 @@ def _released_ids(raw: Mapping[str, Any]) -> list[int]:
     raise CheckpointError("aux_hidden_state_layer_ids: missing")
 
 
-def _block(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
-    anchor = raw.get("sample_from_anchor", False)
-    if not isinstance(anchor, bool):
-        raise CheckpointError(f"sample_from_anchor: expected true or false, found {anchor!r}")
-    size = raw.get("block_size")
-    if type(size) is not int or size < 1 + (not anchor):
-        raise CheckpointError(f"block_size: expected a length that drafts a token, found {size!r}")
+def _block(keys: Keys, family: str) -> dict[str, Any]:
+    raw, anchor = keys.raw, keys.flag("sample_from_anchor", default=False)
+    size = keys.count("block_size", least=1 + (not anchor))
     heads = (
         {key: raw[key] for key in _HEADS if raw.get(key) is not None} if family == "dspark" else {}
     )
@@ -185,11 +173,9 @@ def _block(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     }
 
 
-def _eagle3(raw: Mapping[str, Any]) -> dict[str, Any]:
-    for key in ("norm_before_residual", "norm_before_fc"):
-        if raw.get(key):
-            raise UnsupportedFamily(f"{key}: {raw[key]!r} is not supported")
-    settings = raw.get("speculators_config")
+def _eagle3(keys: Keys) -> dict[str, Any]:
+    keys.may_be_absent({"norm_before_residual": False, "norm_before_fc": False})
+    settings = keys.raw.get("speculators_config")
     methods = settings.get("proposal_methods") if isinstance(settings, dict) else None
     first = methods[0] if isinstance(methods, list) and methods else None
     if not isinstance(first, dict):

@@ -24,6 +24,11 @@ def _key(name: str, kind: int) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind)
 
 
+def _array(kind: int, count: int, name: str = "a") -> bytes:
+    """The head of a file whose one setting is an array."""
+    return _head(1, _key(name, 9) + struct.pack("<IQ", kind, count))
+
+
 FOREIGN: dict[str, tuple[Any, str]] = {
     "empty": (b"", "does not begin with GGUF"),
     "another format": (b"PK\x03\x04" + bytes(100), "does not begin with GGUF"),
@@ -32,25 +37,16 @@ FOREIGN: dict[str, tuple[Any, str]] = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
     "a million settings": (_head(1 << 40), "more than"),
     "a string longer than the file": (_head(1, struct.pack("<Q", 1 << 60)), "truncated"),
-    "an array longer than the file": (
-        _head(1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 20)),
-        "truncated",
-    ),
-    "strings longer than the file": (
-        _head(1, _key("a", 9) + struct.pack("<IQ", 8, 1 << 20)),
-        "truncated",
-    ),
-    "an array longer than any": (
-        _head(1, _key("a", 9) + struct.pack("<IQ", 0, 1 << 62)),
-        "more than 4194304",
-    ),
+    "an array longer than the file": (_array(0, 1 << 20), "truncated"),
+    "strings longer than the file": (_array(8, 1 << 20), "truncated"),
+    "an array longer than any": (_array(0, 1 << 62), "more than 4194304"),
     "an unknown type": (_head(1, _key("a", 77)), "type 77"),
-    "arrays in arrays": (_head(1, _key("a", 9) + struct.pack("<IQ", 9, 1)), "type 9"),
+    "arrays in arrays": (_array(9, 1), "type 9"),
     "text that is none": (_head(1, struct.pack("<Q", 2) + b"\xff\xff" + bytes(8)), "not readable"),
     "one key twice": (_head(2, (_key("a", 0) + b"\x01") * 2), "a: there twice"),
     "no model": (_head(0), "general.architecture: None"),
     "several models": (
-        _head(1, _key("general.architecture", 9) + struct.pack("<IQB", 0, 1, 7)),
+        _array(0, 1, "general.architecture") + b"\x07",
         r"general.architecture: \[7\] is none",
     ),
 }

@@ -102,6 +102,15 @@ def test_another_file_under_the_same_name_is_another_target(tiny: Path) -> None:
     assert folder_of(tiny.with_name("other.gguf")) != first
 
 
+def test_what_earlier_versions_imported_is_imported_again_where_their_stops_were_fewer(
+    tiny: Path,
+) -> None:
+    file = tiny.stat()
+    about = f"1 {tiny} {file.st_ino} {file.st_size} {file.st_mtime_ns}"
+    assert folder_of(tiny).name != f"tiny-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+    assert folder_of("smollm2").name == "smollm2-71a14d1ef5cd", "its file names all of them"
+
+
 def test_a_bad_file_is_refused_through_the_cache_too(tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF")

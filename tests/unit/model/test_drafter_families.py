@@ -16,7 +16,7 @@ from dspark.model.config_file import config_to_json, parse_drafter_config
 from dspark.model.families import as_block
 from dspark.model.family import Anchors, Drafter, Entries
 from dspark.model.language import LanguageDrafter
-from dspark.training.anchors import slots_after
+from dspark.training.anchors import draw_anchors, slots_after
 from dspark.training.rounds import anchors_at
 from tests.unit.model.golden import DATA
 from tests.unit.model.tiny import FAMILIES, HEADS, dense, family_drafter, text, tiny_drafter, walked
@@ -161,3 +161,47 @@ def test_training_reaches_every_weight_but_the_targets(kind: Kind, model_type: M
     # it moves a choice, which has no gradient
     frozen -= {name for name in frozen if name.endswith("gate.bias")}
     assert frozen == (set() if kind == "lm" else {"embed_tokens.weight", "lm_head.weight"})
+
+
+BLOCKS: dict[str, Callable[[], Drafter]] = {
+    **{head: partial(tiny_drafter, head) for head in HEADS},
+    "gemma4_text": partial(family_drafter, "block", "gemma4_text"),
+    "deepseek_v4": partial(family_drafter, "block", "deepseek_v4"),
+}
+
+
+@pytest.mark.parametrize("made", BLOCKS)
+@torch.no_grad()
+def test_each_training_block_equals_the_served_block(made: str) -> None:
+    drafter, generator = as_block(BLOCKS[made]().eval()), torch.Generator().manual_seed(1)
+    features, ids = text(drafter, 30)
+    anchors = draw_anchors(torch.ones(30, dtype=torch.bool), 9, generator=generator)
+    hidden = drafter.forward_hidden(features=features, input_ids=ids, anchors=anchors)
+    logits, confidence = dense(drafter, hidden, ids[slots_after(anchors, 5, 30)])
+    served = walked(drafter, features, ids, anchors, forced=True)
+    assert torch.allclose(served.hidden, hidden, atol=2e-5)
+    assert torch.allclose(served.logits, logits, atol=2e-4)
+    if confidence is not None:
+        assert torch.allclose(served.confidence, confidence, atol=2e-5)
+
+
+@torch.no_grad()
+def test_texts_packed_into_one_row_do_not_see_each_other() -> None:
+    drafter, generator = tiny_drafter("vanilla").eval(), torch.Generator().manual_seed(4)
+    lengths = (13, 30, 7)
+    features, ids = zip(*(text(drafter, n, seed=n) for n in lengths), strict=True)
+    anchors = [
+        draw_anchors(torch.ones(n, dtype=torch.bool), 5, generator=generator) for n in lengths
+    ]
+    starts = torch.tensor([0, *lengths]).cumsum(0)[: len(lengths)]
+    packed = drafter.forward_hidden(
+        features=torch.cat(features),
+        input_ids=torch.cat(ids),
+        anchors=torch.cat([a + s for a, s in zip(anchors, starts, strict=True)]),
+        first_rows=torch.cat([s.expand(len(a)) for a, s in zip(anchors, starts, strict=True)]),
+    )
+    alone = [
+        drafter.forward_hidden(features=taps, input_ids=own, anchors=some)
+        for taps, own, some in zip(features, ids, anchors, strict=True)
+    ]
+    assert torch.allclose(packed, torch.cat(alone), atol=2e-5)

@@ -167,7 +167,12 @@ def test_sizes_that_a_target_s_file_leaves_out_or_calls_otherwise_are_the_librar
     (tmp_path / "config.json").write_text(json.dumps(bare))
     text = transformers.Gemma3TextConfig()
     assert sizes_of(tmp_path) == {"hidden_size": 64, "vocab_size": text.vocab_size, "layers": 2}
-    for strange in ('{"model_type": "qwen3", "hidden_size": "x"}', '{"model_type": "vit"}'):
-        (tmp_path / "config.json").write_text(strange)
-        with pytest.raises(CheckpointError, match="hidden_size"):
+    strange = {"hidden_size": {"model_type": "qwen3", "hidden_size": "x"}}
+    strange["vocab_size: missing"] = {"model_type": "vit"}
+    strange["num_hidden_layers: .* to 1024, found"] = bare | {
+        "text_config": {"num_hidden_layers": 1 << 24}
+    }
+    for named, config in strange.items():
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=named):
             sizes_of(tmp_path)

@@ -14,7 +14,8 @@ from tests.architectures.families import FAMILIES, model_of
 from tests.architectures.serving import prompt
 from tests.unit.training.pipeline import random_samples, short_run
 
-KINDS = ("deepseek_v4", "lfm2", "mamba2", "gpt2")
+# The last two: values smaller than keys; a class whose decoder, as it says, is itself.
+KINDS = ("deepseek_v4", "lfm2", "mamba2", "gpt2", "deepseek_v2", "llama4")
 
 
 @pytest.fixture(params=KINDS)

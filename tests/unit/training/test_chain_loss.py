@@ -11,7 +11,7 @@ from dspark.model.config import Kind, ModelType
 from dspark.model.family import softcapped
 from dspark.model.language import LanguageDrafter
 from dspark.training.batches import SampleBatch
-from dspark.training.objective import chain_loss, language_loss
+from dspark.training.objective import step_loss
 from tests.unit.model.tiny import FAMILIES, family_drafter
 
 CHAINS = [family for family in FAMILIES if family[0] in ("eagle3", "mtp")]
@@ -59,7 +59,7 @@ def test_the_loss_is_the_formula_and_so_its_gradients(kind: Kind, model_type: Mo
     features = torch.randn(
         BATCH, LENGTH, drafter.feature_size, generator=torch.Generator().manual_seed(8)
     )
-    lean = chain_loss(drafter, _batch(case, lengths, features), case["target_head"])
+    lean = step_loss(drafter, _batch(case, lengths, features), case["target_head"])
     (lean.objective / lean.sums.denominator).backward()
     found = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
     drafter.zero_grad()
@@ -102,7 +102,7 @@ def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
     drafter = family_drafter("lm", "qwen3").train()
     assert isinstance(drafter, LanguageDrafter)
     case = _case(drafter)
-    lean = language_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"])
+    lean = step_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"])
     (lean.objective / lean.sums.denominator).backward()
     found = {name: p.grad.clone() for name, p in drafter.named_parameters()}
     drafter.zero_grad()
@@ -119,7 +119,7 @@ def test_a_language_models_loss_is_the_formula_and_reaches_its_head() -> None:
 def test_acceptance_of_a_block_is_that_of_its_tokens_one_after_the_other() -> None:
     drafter = family_drafter("lm", "qwen3")
     case = _case(drafter)
-    sums = language_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"]).sums
+    sums = step_loss(drafter, _batch(case, (LENGTH,) * BATCH), case["target_head"]).sums
     logits = drafter.base_logits(drafter.forward_tokens(case["input_ids"]))
     wanted = (case["last_hidden"] @ case["target_head"].t()).softmax(-1)
     rate = 1 - 0.5 * (logits.softmax(-1) - wanted).abs().sum(-1)

@@ -1,5 +1,6 @@
 """The shape of a fresh drafter follows its target's and the published choices."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from tests.architectures.families import FAMILIES, model_of
 from tests.unit.training.pipeline import short_run
 
 SHORT = short_run(Path(), Path(), Path())
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,7 @@ def test_taps_are_the_published_ones(layers: int, taps: tuple[int, ...]) -> None
 
 def test_a_mask_is_a_token_that_no_text_holds(golden_target: Path) -> None:
     assert mask_token(golden_target, 128) == 127
-    tiny = Path(__file__).parents[2] / "data" / "pair" / "target"
-    assert mask_token(tiny, 128) == 2  # its tokenizer names one
+    assert mask_token(DATA / "pair" / "target", 128) == 2  # its tokenizer names one
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash", "eagle3", "mtp", "lm"])
@@ -48,6 +49,20 @@ def test_every_family_fits_the_target(family: str, golden_target: Path) -> None:
     assert config.vocab_size == target.vocab_size
     assert config.hidden_size == (target.hidden_size // 2 if family == "lm" else target.hidden_size)
     assert config.num_attention_heads % config.num_key_value_heads == 0
+
+
+def test_a_target_of_gemma4_has_a_drafter_like_its_global_layers() -> None:
+    """Whose sizes the library tells by layer, or, in releases before, beside those of the others; a
+    language model's layers are Qwen3's for it, too."""
+    folder = DATA / "target_gemma4"
+    released = parse_drafter_config(json.loads((DATA / "dspark_gemma4/config.json").read_text()))
+    older = SimpleNamespace(**json.loads((DATA / "target_gemma4/config.json").read_text()))
+    for target in (text_config(folder), older):
+        config = drafter_config(folder, target, replace(SHORT, layers=2))
+        for name in ("model_type", "num_key_value_heads", "head_dim", "rotary_fraction", "gemma"):
+            assert getattr(config, name) == getattr(released, name)
+    lm = drafter_config(folder, text_config(folder), replace(SHORT, family="lm", layers=2))
+    assert parse_drafter_config(config_to_json(lm)) == lm
 
 
 @pytest.fixture

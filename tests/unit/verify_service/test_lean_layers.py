@@ -7,10 +7,11 @@ import pytest
 import torch
 import transformers
 
+from dspark.model.checkpoint import context_length
 from dspark.model.products import Product
 from tests.architectures.families import SHAPE
 from tests.unit.verify_service.test_families import family, loud
-from verify_service import self_test
+from verify_service import lean_model, self_test
 from verify_service.model_runner import ModelRunner
 from verify_service.stateful import StatefulRunner
 
@@ -102,3 +103,22 @@ def test_weights_that_fp16_would_change_are_not_read_in_fp16() -> None:
     assert Product([layer]).copied == layer.weight.numel() * 2
     layer.weight[0, 0] = 0.1
     assert Product([layer]).copied == layer.weight.numel() * 4
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_layers_are_tried_at_the_end_of_the_longest_text_that_is_served(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor}
+    target = loud(qwen3(rope_parameters=rope | {"original_max_position_embeddings": 512}))
+    passed, places = lean_model.packed_pass, list[int]()
+
+    def told(model: Any, plan: Any, *rest: Any, **more: Any) -> Any:
+        places.append(int(plan.positions.max()))
+        return passed(model, plan, *rest, **more)
+
+    monkeypatch.setattr(lean_model, "packed_pass", told)
+    assert ModelRunner(target.model, None, 512, lean=True).lean.layers == 4
+    end = context_length(target.model.config)
+    assert end == 512 * factor
+    assert end - 48 < places[0] < end
