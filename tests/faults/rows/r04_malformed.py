@@ -108,6 +108,7 @@ def rows(args: Args) -> Rows:
     bars = {
         "every kind refused": min(value["refused_by_kind"].values(), default=0) > 0,
         "0 deaths, 0 hangs": not value["hung"] and not value["deaths"],
+        "no refusal by a bug": not {"INTERNAL", "UNKNOWN"} & value["streams_ended"].keys(),
         "nothing honest refused": not value["honest_refused"],
         "nothing held afterwards": not value["held_at_the_end"],
         "neighbour's ids unchanged": value["neighbour_unchanged"],
