@@ -32,6 +32,7 @@ from dspark.runtime.telemetry import Metrics
 from dspark.synthetic.spec import SyntheticSpec, read_spec
 from dspark.types import SamplingParams
 from tests.fakes import VOCAB, after, answer_of, read
+from tests.waiting import until
 
 D = TypeVar("D", bound=Down)
 U = TypeVar("U", bound=Up)
@@ -298,11 +299,7 @@ class RoundsCell:
         self, condition: Callable[[], bool], within_s: float = 60.0, each_s: float = 0.001
     ) -> None:
         """Looks every so often, in simulated time."""
-        for _ in range(round(within_s / each_s)):
-            if condition():
-                return
-            await asyncio.sleep(each_s)
-        raise AssertionError(f"not so within {within_s:g} simulated seconds")
+        await until(condition, within_s, each_s)
 
     async def finish(self, *states: RequestState) -> None:
         """Until these are over, and the verifiers have heard of it."""

@@ -12,9 +12,10 @@ async def until(
     holds: Callable[[], Any], within_s: float = PATIENCE_S, each_s: float = 0.01
 ) -> None:
     """On the event loop that others work on too, in whose time it is."""
-    deadline = time.monotonic() + within_s
+    now = asyncio.get_running_loop().time
+    deadline = now() + within_s
     while not holds():
-        assert time.monotonic() < deadline, f"not so within {within_s:g} s"
+        assert now() < deadline, f"not so within {within_s:g} s"
         await asyncio.sleep(each_s)
 
 

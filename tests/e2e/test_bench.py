@@ -68,15 +68,7 @@ def test_a_seed_is_one_of_sampling_too(
 def test_what_cannot_be_asked_is_said_by_name(
     cell: ProcessCell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words, name in (
-        (["--input-len", "8", "--output-len", "100000"], "input-len"),
-        (["--domains", "poems"], "domains"),
-        ([], "input-len"),  # text is no use to a target without a tokenizer
-        (["--openai", "http://127.0.0.1:9/v1"], "model"),
-        (["--plot", "x.jpg"], "plot"),
-        (["--with", "x.json"], "with"),
-    ):
-        wrong = name != "input-len"  # whatever is asked
-        told = main(["bench", "--endpoint", cell.endpoint, "--requests", "1", *words])
-        assert told == (2 if wrong else 1)
-        assert name in capsys.readouterr().err
+    # text is no use to a target without a tokenizer
+    for words in ([], ["--input-len", "8", "--output-len", "100000"]):
+        assert main(["bench", "--endpoint", cell.endpoint, "--requests", "1", *words]) == 1
+        assert "input-len" in capsys.readouterr().err

@@ -19,7 +19,7 @@ TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def plain(golden_target: Path, golden_drafter: Path) -> list[list[int]]:
+def plain(golden_target: Path) -> list[list[int]]:
     return plain_greedy(golden_target, PROMPTS, TOKENS)
 
 

@@ -45,6 +45,7 @@ GREEDY = SamplingParams(temperature=0.0)
 SAMPLING = codec.write_sampling(GREEDY)
 LONGEST = 450  # tokens of a neighbour's sequence
 ALONE = 10_000  # messages at the end of a crowd's, whose refusals are timed
+CROSSED = "Internal error from Core"  # what grpc.aio says where a write met a refusal
 PLAN = Plan(BlockTerms(PlanKind.OFF, 0))  # a round begins when the one before is acknowledged
 
 
@@ -72,7 +73,8 @@ class _Stream:
         with contextlib.suppress(grpc.aio.AioRpcError):
             event = await asyncio.wait_for(self._call.read(), DEADLINE_S)
         if event is grpc.aio.EOF:
-            self.ends[(await self._call.code()).name] += 1
+            crossed = await self._call.details() == CROSSED
+            self.ends["crossed" if crossed else (await self._call.code()).name] += 1
             raise Ended
         return event
 

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.distance import cdist
 
 from tests.faults.tcp_proxy import TcpProxy
 
@@ -57,27 +58,22 @@ def _by_telling(known: Matrix, labels: Labels, unseen: Matrix) -> Labels:
     within = np.sqrt(np.mean((known - means[labels]) ** 2, axis=0))
     within = np.maximum(within, 1e-6)  # of what is the same whenever a question is asked
     ratio = means[labels].std(0) / within
-    best, chosen = -1.0, 0
-    for count in TELLING:
+
+    def distances(rows: Matrix, count: int) -> Matrix:
         columns = np.argsort(-ratio)[:count]
-        distance = _distances(
-            known[:, columns] / within[columns], known[:, columns] / within[columns]
-        )
+        return cdist(rows[:, columns] / within[columns], known[:, columns] / within[columns])
+
+    def right(count: int) -> float:
+        """Share of the known traces that the nearest other one names."""
+        distance = distances(known, count)
         np.fill_diagonal(distance, np.inf)
-        right = float((labels[distance.argmin(1)] == labels).mean())
-        if right > best:
-            best, chosen = right, count
-    columns = np.argsort(-ratio)[:chosen]
-    distance = _distances(unseen[:, columns] / within[columns], known[:, columns] / within[columns])
-    return labels[distance.argmin(1)]
+        return float((labels[distance.argmin(1)] == labels).mean())
 
-
-def _distances(rows: Matrix, others: Matrix) -> Matrix:
-    return np.asarray(((rows[:, None, :] - others[None, :, :]) ** 2).sum(-1), np.float64)
+    return labels[distances(unseen, max(TELLING, key=right)).argmin(1)]
 
 
 def _by_neighbours(known: Matrix, labels: Labels, unseen: Matrix) -> Labels:
-    distance = _distances(unseen, known)
+    distance = cdist(unseen, known)
     votes = labels[np.argsort(distance, axis=1)[:, :NEIGHBOURS]]
     return np.array([np.bincount(row).argmax() for row in votes])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from functools import partialmethod
+from functools import partial, partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,16 +102,10 @@ class MemoryServer:
             found = (each.service(details) for each in self._handlers)
             return next((handler for handler in found if handler is not None), None)
 
-        continuation = find
+        through: Callable[..., Any] = find
         for interceptor in reversed(self._interceptors):
-
-            async def through(
-                details: Any, inner: Any = continuation, outer: Any = interceptor
-            ) -> Any:
-                return await outer.intercept_service(inner, details)
-
-            continuation = through
-        return await continuation(details)
+            through = partial(interceptor.intercept_service, through)
+        return await through(details)
 
 
 class MemoryDrafterStream:

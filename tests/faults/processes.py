@@ -72,9 +72,9 @@ class FaultCell(ProcessCell):
         of = psutil.Process(self.children[name].pid)
         return {"rss": of.memory_info().rss, "fds": of.num_fds(), "threads": of.num_threads()}
 
-    def settled(self, within_s: float = 10.0) -> bool:
-        """Whether every connected worker frees every sequence and page in time."""
-        return came(lambda: not self.held(), within_s)
+    def settled(self, within_s: float = 10.0, *, everybody: bool = False) -> bool:
+        """Whether every connected worker frees every sequence and page in time, see `held`."""
+        return came(lambda: not self.held(everybody=everybody), within_s)
 
     def held(self, *, everybody: bool = False) -> dict[str, str]:
         """What each connected worker holds; with `everybody` also why others do not say."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults import __main__ as runner
 from tests.faults import report
-from tests.faults.rows.program import statement
+from tests.faults.rows.program import quantile, statement
 from tests.faults.rows.table import LONG, QUICK, Entry
 
 ROWS = Path(__file__).parent / "rows"
@@ -65,6 +65,7 @@ def test_a_statement_holds_where_every_bar_does_and_others_are_named(
     row = statement("9", "a name", 1, {"one": True, "two": 0, "three": []})
     assert (row.bar, row.holds) == ("one; two; three", False)
     assert capsys.readouterr().err == "row 9 misses: two\nrow 9 misses: three\n"
+    assert statement("9", "a name", 1, {"p99 of nothing": quantile([], 0.99) <= 1.0}).holds is False
 
 
 @pytest.mark.parametrize(

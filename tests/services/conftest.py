@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,9 @@ async def cell(golden_target: Path, golden_drafter: Path) -> AsyncIterator[Cell]
 async def client(cell: Cell) -> AsyncClient:
     """Of a whole cell."""
     return cell.client(await cell.whole())
+
+
+@pytest.fixture
+async def v(cell: Cell, request: pytest.FixtureRequest) -> Any:
+    """A verifier of the cell, with settings that a test names."""
+    return await cell.verifier(**getattr(request, "param", {}))

@@ -23,6 +23,8 @@ from tests.synthetic_file import synthetic_file
 from tests.waiting import wait_until
 
 PATIENCE_S = 120.0  # with anything asked of the loop
+# On a crowded machine a drafter is late, and then left out for a while.
+PATIENT = {"draft_deadline_s": 30.0, "drafter_patience_s": 60.0}
 
 
 class HttpCell:
@@ -43,7 +45,8 @@ class HttpCell:
     ) -> None:
         made = {"pair": pair} if pair else {"target": TARGET, "drafter": DRAFTER}
         self._cell = Cell(shared=shared, **made)
-        self._workers, self._verify, self._settings = workers, dict(verify or {}), settings
+        self._workers, self._settings = workers, settings
+        self._verify = {**PATIENT, **(verify or {})}
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as ends:

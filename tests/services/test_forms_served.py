@@ -41,9 +41,7 @@ def form(**outputs: Any) -> Any:
     return {"extra_body": {"structured_outputs": outputs}}
 
 
-# on a crowded machine a drafter is late, and then left out for a while
-PATIENT = {"draft_deadline_s": 30.0, "drafter_patience_s": 60.0}
-cell = of_module(policy="fixed:3", verify=PATIENT)
+cell = of_module(policy="fixed:3")
 
 
 def check(text: str) -> None:

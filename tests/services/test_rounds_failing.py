@@ -44,12 +44,6 @@ async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
 
 
 @pytest.fixture
-async def v(cell: Cell, request: pytest.FixtureRequest) -> Any:
-    """With settings that a test names."""
-    return await cell.verifier(**getattr(request, "param", {}))
-
-
-@pytest.fixture
 async def conductor(v: Any) -> AsyncIterator[Conductor]:
     async with conducting(v, PLAN) as made:
         yield made

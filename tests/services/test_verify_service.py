@@ -103,12 +103,6 @@ async def test_several_threads_are_those_of_passes_alone(
 
 
 @pytest.fixture
-async def v(cell: Cell, request: pytest.FixtureRequest) -> Any:
-    """With settings that a test names."""
-    return await cell.verifier(**getattr(request, "param", {}))
-
-
-@pytest.fixture
 async def conductor(v: Any) -> AsyncIterator[Conductor]:
     async with conducting(v, planned(PlanKind.OFF, 0, window=2)) as made:
         yield made

@@ -52,6 +52,7 @@ def statement(row: str, name: str, value: object, bars: Mapping[str, object]) ->
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed; 0 of nothing."""
+    """The smallest value that at least `share` of all do not exceed. Of nothing NaN, which is
+    within no bar."""
     ordered = sorted(values)
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else 0.0
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan

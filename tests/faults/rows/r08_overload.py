@@ -11,22 +11,18 @@ Refusals are timed by a client in a process of its own, since the one that flood
 
 import asyncio
 import json
-import random
 import sys
 import time
 from typing import Any
 
-import grpc
-
 from benchmarks.row import note
-from dspark.wire.v1 import generate_pb2_grpc
+from dspark.client import Client, Overloaded
 from tests.faults.processes import FaultCell
 from tests.faults.rows.program import Args, Rows, quantile, statement
-from tests.faults.synthetic_cell import Told, ask, closed_loop, message, synthetic_cell
+from tests.faults.synthetic_cell import loaded, options, prompt, synthetic_cell
 
 PLACES, QUEUE, TOKENS = 8, 16, 64
 TIMES, EACH_S = 10.0, 0.05  # of the capacity; between two questions of the prober
-EXPECTED = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def rows(args: Args) -> Rows:
@@ -44,25 +40,30 @@ def rows(args: Args) -> Rows:
 
 
 async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
-    async with grpc.aio.insecure_channel(cell.endpoint) as channel:
-        await closed_loop(channel, PLACES, 2.0, TOKENS)
-        alone = [(await ask(channel, message(TOKENS))).took_s for _ in range(5)]
-        capacity = await closed_loop(channel, PLACES + 2, 8.0, TOKENS)
-        before = cell.resources("coordinator/0")["rss"]
-        note(f"capacity {capacity:.1f}/s")
-        words = ("-m", "tests.faults.rows.r08_overload", cell.endpoint, str(seconds))
-        prober = await asyncio.create_subprocess_exec(
-            sys.executable, *words, stdout=asyncio.subprocess.PIPE
-        )
-        asked = await _open_loop(channel, TIMES * capacity, seconds)
-        ended = time.monotonic()
-        back = 0.0
-        while (await ask(channel, message(TOKENS))).took_s > 1.5 * max(alone):
-            back = time.monotonic() - ended
-        after = cell.resources("coordinator/0")["rss"]
+    async def alone(answers: int) -> float:
+        """Seconds of the longest of so many, one after the other."""
+        told = await loaded(cell, TOKENS, concurrency=1, requests=answers)
+        return max(each.ended - each.sent for each in told.answers)
+
+    closed = await loaded(cell, TOKENS, concurrency=PLACES + 2, warmup=PLACES + 2, duration_s=8.0)
+    capacity = sum(not each.error for each in closed.answers) / 8.0
+    longest = await alone(5)
+    before = cell.resources("coordinator/0")["rss"]
+    note(f"capacity {capacity:.1f}/s")
+    words = ("-m", "tests.faults.rows.r08_overload", cell.endpoint, str(seconds))
+    prober = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE
+    )
+    rate = TIMES * capacity
+    flood = await loaded(cell, TOKENS, rate=rate, requests=round(rate * seconds))
+    ended, back = time.monotonic(), 0.0
+    while await alone(1) > 1.5 * longest:
+        back = time.monotonic() - ended
+    after = cell.resources("coordinator/0")["rss"]
     probed = [each / 1e3 for each in json.loads((await prober.communicate())[0])]
-    good = [told for told in asked if told.code is grpc.StatusCode.OK]
-    refused = [told for told in asked if told.code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    asked = flood.answers
+    good = [each for each in asked if not each.error]
+    refused = [each.ended - each.sent for each in asked if each.error == Overloaded.__name__]
     return {
         "seconds": seconds,
         "capacity_per_s": round(capacity, 1),
@@ -70,51 +71,31 @@ async def _measure(cell: FaultCell, seconds: float) -> dict[str, Any]:
         "served": len(good),
         "refused": len(refused),
         "other_codes": len(asked) - len(good) - len(refused),
-        "others": sorted({told.details[:80] for told in asked if told.code not in EXPECTED}),
-        "goodput": round(sum(told.ended <= ended for told in good) / seconds / capacity, 3),
+        "others": sorted({each.error for each in asked} - {"", Overloaded.__name__}),
+        "goodput": round(sum(each.ended <= flood.closed for each in good) / seconds / capacity, 3),
         "probed": len(probed),
         "refusal_p50_ms": round(1e3 * quantile(probed, 0.5), 2),
         "refusal_p99_ms": round(1e3 * quantile(probed, 0.99), 2),
-        "refusal_p99_ms_at_the_flood": round(
-            1e3 * quantile([told.took_s for told in refused], 0.99), 2
-        ),
-        "first_token_p99_s": round(quantile([told.first_s for told in good], 0.99), 3),
-        "first_token_bound_s": round(1.5 * (QUEUE + PLACES) / capacity + max(alone), 3),
+        "refusal_p99_ms_at_the_flood": round(1e3 * quantile(refused, 0.99), 2),
+        "first_token_p99_s": round(quantile([each.times[0] - each.sent for each in good], 0.99), 3),
+        "first_token_bound_s": round(1.5 * (QUEUE + PLACES) / capacity + longest, 3),
         "coordinator_rss_grew_mb": round((after - before) / 2**20, 1),
         "back_s": round(back, 2),
     }
 
 
-async def _open_loop(channel: grpc.aio.Channel, rate: float, seconds: float) -> list[Told]:
-    draw, running, told = random.Random(8), set[asyncio.Task[Told]](), list[Told]()
-    began = due = time.monotonic()
-    while due < began + seconds:
-        await asyncio.sleep(max(due - time.monotonic(), 0.0))
-        task = asyncio.create_task(ask(channel, message(TOKENS, seed=draw.randrange(1000))))
-        running.add(task)
-        task.add_done_callback(running.discard)
-        task.add_done_callback(lambda done: told.append(done.result()))
-        due += draw.expovariate(rate)
-    await asyncio.gather(*running)
-    return told
-
-
 def _probe(endpoint: str, seconds: float) -> list[float]:
     """Asks now and then; milliseconds of each refusal."""
     took: list[float] = []
-    with grpc.insecure_channel(endpoint) as channel:
-        grpc.channel_ready_future(channel).result(20.0)
-        stub = generate_pb2_grpc.GenerationStub(channel)
+    with Client(endpoint) as client:
+        client.model_info()  # the connection is there
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            began = time.monotonic()
-            call = stub.Generate(message(TOKENS), timeout=20.0)
+        while (began := time.monotonic()) < ends:
             try:
-                next(iter(call))
-                call.cancel()  # it was taken in
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    took.append(1e3 * (time.monotonic() - began))
+                with client.generate(prompt(0), timeout=20.0, **options(TOKENS)) as stream:
+                    next(stream)  # it was taken in
+            except Overloaded:
+                took.append(1e3 * (time.monotonic() - began))
             time.sleep(max(began + EACH_S - time.monotonic(), 0.0))
     return took
 

@@ -20,7 +20,6 @@ from tests.faults.rows.program import Args, Rows, statement
 from tests.faults.streams import PATIENT, hurt, judged, wave
 from tests.faults.synthetic_cell import counter
 from tests.faults.tcp_proxy import Way
-from tests.waiting import came
 
 STREAMS, LONG_STREAMS, TOKENS = 8, 32, 200
 CUT_S, EACH_S, LONG_EACH_S = 5.0, 9.0, 15.0
@@ -55,7 +54,7 @@ def rows(args: Args) -> Rows:
         began = time.monotonic()
         ended, _ = asyncio.run(work)
         ended_at = time.monotonic()
-        settled = came(lambda: not cell.held(everybody=True), FREED_S)
+        settled = cell.settled(FREED_S, everybody=True)
         freed_s, held = time.monotonic() - ended_at, cell.held(everybody=True)
         dropped = counter(cell, "dspark_dropped_total")
     longest_s = max((stream.longest_gap_s for stream in ended), default=0.0)

@@ -15,7 +15,6 @@ from dspark.client import Client, DeadlineExceeded
 from tests.faults import pair
 from tests.faults.processes import FaultCell
 from tests.faults.rows.program import Args, Rows, statement
-from tests.waiting import came
 
 BAR_S = 1.0
 GIVE_UP_S = 10.0
@@ -38,7 +37,7 @@ def rows(args: Args) -> Rows:
         for number in range(times):
             ways[number % len(ways)](cell.endpoint, pair.prompt(number))
             began = time.monotonic()
-            came(lambda: not cell.held(everybody=True), GIVE_UP_S)
+            cell.settled(GIVE_UP_S, everybody=True)
             waits.append(time.monotonic() - began)
             if (number + 1) % 50 == 0:
                 note(f"{number + 1} of {times}, slowest {max(waits) * 1000:.0f} ms")

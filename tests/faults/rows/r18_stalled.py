@@ -8,7 +8,9 @@ notice, and cost the kernel's memory instead of the coordinator's.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from benchmarks.row import note
 from dspark.wire.v1 import generate_pb2_grpc
 from tests.faults.processes import FaultCell
 from tests.faults.rows.program import Args, Rows, quantile, statement
-from tests.faults.synthetic_cell import ask, counter, message, small_channel, synthetic_cell
+from tests.faults.synthetic_cell import counter, loaded, message, small_channel, synthetic_cell
 
 HONEST, TOKENS, LONG = 8, 300, 20_000
 TURNS = 2  # what else the machine does falls on both
@@ -56,20 +58,21 @@ class Stalled:
 
 
 async def _measure(cell: FaultCell, count: int) -> dict[str, Any]:
-    channels = [small_channel(cell.endpoint, number) for number in range(max(count // 50, 1))]
-    async with grpc.aio.insecure_channel(cell.endpoint) as channel:
-        await _honest(channel)
+    async with contextlib.AsyncExitStack() as ends:
+        channels = [
+            await ends.enter_async_context(small_channel(cell.endpoint, number))
+            for number in range(max(count // 50, 1))
+        ]
+        await _honest(cell)
         reading, turns = [], []
         for _ in range(TURNS):
-            reading += await _beside_readers(channel, channels, count)
-            turns.append(await _beside_stalled(cell, channel, channels, count))
+            reading += await _beside_readers(cell, channels, count)
+            turns.append(await _beside_stalled(cell, channels, count))
         with cell.client() as client:
             await asyncio.sleep(1.0)
             left = sum(
                 each.sequences for each in client.status().processes if each.name != "coordinator/0"
             )
-        for small in channels:
-            await small.close()
     beside = [gap for turn in turns for gap in turn.gaps]
     itl = {"beside_readers": reading, "beside_stalled": beside}
     return {
@@ -87,15 +90,23 @@ async def _measure(cell: FaultCell, count: int) -> dict[str, Any]:
     }
 
 
+def _calls(channels: Sequence[grpc.aio.Channel], count: int, tokens: int) -> Iterator[Any]:
+    for number in range(count):
+        stub = generate_pb2_grpc.GenerationStub(channels[number % len(channels)])
+        yield stub.Generate(message(tokens, seed=number))
+
+
+async def _read(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
 async def _beside_readers(
-    channel: grpc.aio.Channel, channels: list[grpc.aio.Channel], count: int
+    cell: FaultCell, channels: Sequence[grpc.aio.Channel], count: int
 ) -> list[float]:
-    others = [
-        asyncio.create_task(ask(channels[number % len(channels)], message(2000, seed=number)))
-        for number in range(count)
-    ]
+    others = [asyncio.create_task(_read(call)) for call in _calls(channels, count, 2000)]
     await asyncio.sleep(1.0)
-    gaps = await _honest(channel)
+    gaps = await _honest(cell)
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
@@ -104,21 +115,19 @@ async def _beside_readers(
 
 
 async def _beside_stalled(
-    cell: FaultCell, channel: grpc.aio.Channel, channels: list[grpc.aio.Channel], count: int
+    cell: FaultCell, channels: Sequence[grpc.aio.Channel], count: int
 ) -> Stalled:
     resident = cell.resources("coordinator/0")["rss"]
     before = await asyncio.to_thread(counter, cell, CUT)
     calls, began = [], time.monotonic()
-    for number in range(count):
-        stub = generate_pb2_grpc.GenerationStub(channels[number % len(channels)])
-        call = stub.Generate(message(LONG, seed=number))
+    for call in _calls(channels, count, LONG):
         await call.read()
         calls.append(call)
     begun = time.monotonic() - began
     watching = asyncio.create_task(
         _watch(cell, before, count, began, begun + UNREAD_S + FULL_S + 30.0)
     )
-    gaps = await _honest(channel)
+    gaps = await _honest(cell)
     grown = cell.resources("coordinator/0")["rss"] - resident
     cuts = await watching
     codes = [call.code() for call in calls if call.done()]
@@ -128,11 +137,11 @@ async def _beside_stalled(
     return Stalled(gaps, grown / 1024, begun, cuts)
 
 
-async def _honest(channel: grpc.aio.Channel) -> list[float]:
+async def _honest(cell: FaultCell) -> list[float]:
     """Seconds between chunks of clients that read."""
-    told = await asyncio.gather(*(ask(channel, message(TOKENS, seed=n)) for n in range(HONEST)))
-    assert all(each.code is grpc.StatusCode.OK for each in told), [each.details for each in told]
-    return [gap for each in told for gap in each.gaps]
+    told = (await loaded(cell, TOKENS, concurrency=HONEST, requests=HONEST)).answers
+    assert not any(each.error for each in told), [each.error for each in told]
+    return [gap for each in told for gap in each.gaps()]
 
 
 async def _watch(

@@ -38,6 +38,6 @@ def rows(args: Args) -> Rows:
     bars = {
         "every stream ends, nothing shown is lost or changed": value["right"] == len(streams)
         and all(resumed),
-        f"p99 of the stalls <= {BAR_S:g} s": stalls and value["stall_p99_s"] <= BAR_S,
+        f"p99 of the stalls <= {BAR_S:g} s": value["stall_p99_s"] <= BAR_S,
     }
     yield statement("21", "a killed coordinator costs a pause", value, bars)

@@ -24,10 +24,12 @@ from dspark.loadgen.prompts import built_in
 from tests.faults.eavesdropper import Trace, features, guess, listen
 from tests.faults.rows.program import Args, Rows, statement
 from tests.faults.secured_cell import SecuredCell
+from tests.faults.streams import Stream
 from tests.faults.tcp_proxy import TcpProxy
 
 QUESTIONS, TOKENS, AT_ONCE = 50, 32, 3
 ASKED: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "policy": "fixed:3"}
+ASKED |= {"ignore_eos": False, "timeout": 60.0}
 TRACES = 15  # of each question, of which a third is guessed
 MOST, LEAST_PLAIN = 0.04, 0.5
 PACE = {"pace_interval_ms": 50.0, "pace_frame_bytes": 1024, "pace_tokens_per_s": 32.0}
@@ -55,11 +57,11 @@ def rows(args: Args) -> Rows:
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer: of which question, its packets, its tokens, and its times in seconds."""
+    """An answer: of which question, its packets, what its client saw, and its seconds."""
 
     label: int
     trace: Trace
-    tokens: int
+    stream: Stream
     first_s: float
     lasted_s: float
 
@@ -76,7 +78,7 @@ def _mode(prompts: list[Any], pace: dict[str, float]) -> dict[str, Any]:
     return {
         "accuracy": round(accuracy, 4),
         "guesses": share,
-        "bytes_per_token": round(sent / sum(each.tokens for each in heard)),
+        "bytes_per_token": round(sent / sum(len(each.stream.ids) for each in heard)),
         "answer_s": round(float(np.median([each.lasted_s for each in heard])), 3),
         "first_token_ms": round(1e3 * float(np.median([each.first_s for each in heard])), 1),
     }
@@ -88,13 +90,12 @@ async def _listen(cell: SecuredCell, prompts: list[Any]) -> list[Heard]:
     heard: list[Heard] = []
 
     async def ask(client: AsyncClient, wire: TcpProxy, label: int) -> Heard:
-        trace, began, first, count = listen(wire), time.perf_counter(), 0.0, 0
-        async with client.generate(prompts[label], **ASKED, timeout=60) as stream:
-            async for event in stream:
-                ids = getattr(event, "token_ids", ())
-                count += len(ids)
-                first = first or (time.perf_counter() - began if ids else 0.0)
-        return Heard(label, trace, max(count, 1), first, time.perf_counter() - began)
+        trace, stream, began = listen(wire), Stream(prompts[label], ASKED), time.monotonic()
+        await stream.run(client)
+        assert stream.error is None, stream.error
+        return Heard(
+            label, trace, stream, (stream.times or [began])[0] - began, time.monotonic() - began
+        )
 
     async def one() -> None:
         tls = cell.authority.tls("client-acme")

@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from scipy.stats import mannwhitneyu
+
 from benchmarks.row import note
 from dspark.client import Client
 from dspark.client.events import Finished
@@ -102,7 +104,5 @@ def _ask(client: Client, prompt: Sequence[int], salt: str = "") -> tuple[float, 
 
 def _auc(low: Sequence[float], high: Sequence[float]) -> float:
     """Chance that one of `low` is below one of `high`, or above it if that is likelier."""
-    order = sorted([(value, 0) for value in low] + [(value, 1) for value in high])
-    ranks = sum(place for place, (_, which) in enumerate(order, 1) if which == 1)
-    area = (ranks - len(high) * (len(high) + 1) / 2) / (len(low) * len(high))
+    area = float(mannwhitneyu(high, low).statistic) / (len(low) * len(high))
     return max(area, 1 - area)

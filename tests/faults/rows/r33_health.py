@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.faults.processes import FaultCell
 from tests.faults.rows.program import Args, Rows, statement
-from tests.faults.synthetic_cell import ask, message, synthetic_cell
+from tests.faults.synthetic_cell import loaded, synthetic_cell
 from tests.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -47,22 +47,19 @@ async def _story(cell: FaultCell) -> dict[str, float | bool]:
         watching = [
             asyncio.create_task(_watch(channel, name, looks[name], ended)) for name in looks
         ]
-        load = [asyncio.create_task(_load(channel, number, 3.0)) for number in range(24)]
-        await asyncio.gather(*load)
-        loaded = list(looks[GENERATION])
+        await loaded(cell, 64, concurrency=24, duration_s=3.0)
+        under_load = list(looks[GENERATION])
         killed = time.monotonic()
         cell.kill("verify/0")
         await asyncio.sleep(1.0)
         death = _refused(looks[GENERATION], killed)
         await asyncio.to_thread(cell.restart, "verify/0")
         await until(lambda: looks[GENERATION][-1][1], 10.0)
-        running = [
-            asyncio.create_task(ask(channel, message(200, seed=number))) for number in range(8)
-        ]
+        running = asyncio.create_task(loaded(cell, 200, concurrency=8, requests=8))
         await asyncio.sleep(0.3)
         told = time.monotonic()
         cell.terminate("coordinator/0")
-        answers = await asyncio.gather(*running)
+        answers = (await running).answers
         drain = _refused(looks[GENERATION], told)
         ended.set()
         await asyncio.gather(*watching)
@@ -71,7 +68,7 @@ async def _story(cell: FaultCell) -> dict[str, float | bool]:
         "looks": len(looks[GENERATION]),
         "death_ms": round(1e3 * (death - killed), 1),
         "drain_ms": round(1e3 * (drain - told), 1),
-        "false_under_load": sum(not serving for _, serving in loaded),
+        "false_under_load": sum(not serving for _, serving in under_load),
         "alive_throughout": all(lived) and len(lived) > 50,
         "drained_streams_whole": all(each.tokens == 200 for each in answers),
     }
@@ -88,12 +85,6 @@ async def _watch(channel: grpc.aio.Channel, name: str, looks: Looks, ended: asyn
             serving = False
         looks.append((time.monotonic(), serving))
         await asyncio.sleep(max(asked + EACH_S - time.monotonic(), 0.0))
-
-
-async def _load(channel: grpc.aio.Channel, number: int, seconds: float) -> None:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        await ask(channel, message(64, seed=number))
 
 
 def _refused(looks: Looks, after: float) -> float:
