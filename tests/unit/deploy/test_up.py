@@ -205,44 +205,30 @@ def test_what_is_taken_down_while_it_starts_stays_down(
     assert [line.partition(":")[0] for line in said[1:]] == ["down"]
 
 
-def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_is_taken_down_once_ray_is_there_stays_down(
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
-
-    def start_head(token: Path, cell_id: str, environ: object, noted: Any, **_: object) -> Head:
-        noted(head)
-        return head
+    """Just before the actors begin, or under a controller that is then waited for no longer."""
 
     def reserve(topology: Any, *_: object, **__: object) -> tuple[Any, str]:
-        cell_file().unlink()  # as `dspark down` does, just before the actors begin
+        if not silent:
+            cell_file().unlink()  # as `dspark down` does
         return topology, ""
 
-    monkeypatch.setattr(up, "start_head", start_head)
-    monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(mock.Mock()))
-    monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
-    monkeypatch.setattr(up, "reserve", reserve)
-    with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        begin(LOCAL)
-    assert not cell_file().exists()
-
-
-def test_a_controller_that_is_silent_as_its_cell_is_taken_down_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
-
     def report(_: object) -> None:
-        cell_file().unlink()  # as `dspark down` does
+        cell_file().unlink()
         raise NoAnswer("it is gone, or starts again")
 
+    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
     ray = mock.Mock(report=report)
     monkeypatch.setattr(up, "start_head", lambda token, cell_id, environ, noted, **_: noted(head))
     monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(ray))
     monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
-    monkeypatch.setattr(up, "reserve", lambda topology, *_, **__: (topology, ""))
+    monkeypatch.setattr(up, "reserve", reserve)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
         begin(replace(LOCAL, start_timeout_s=20.0))
+    assert not cell_file().exists()
 
 
 def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(
