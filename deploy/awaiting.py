@@ -128,8 +128,8 @@ def scale(
 
     Workers that leave get no new sequences and are waited for.
     """
-    if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
-        raise WrongCommand("scale: a cell needs at least one verifier, and no pool can be negative")
+    if verifiers == 0:
+        raise WrongCommand("scale: a cell needs at least one verifier")
     cell = find_cell()
     with joined(cell) as cluster:
         taken: list[Any] = []

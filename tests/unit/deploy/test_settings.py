@@ -308,6 +308,7 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("cluster: {drain_s: -1.0}", "cluster.drain_s: "),
         ("verify: {page_sise: 3}", "verify.page_sise: unknown key"),
         ("cluster: {address: 'head:x'}", "cluster.address: 'head:x' is not host:port"),
+        ("cluster: {address: 'ray://head:1'}", "cluster.address: 'ray://head:1' is not host:port"),
         ("[" * 5000, "cannot be read"),
     ],
 )
