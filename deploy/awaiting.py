@@ -107,9 +107,9 @@ def await_lanes(client: Client, report: Report, deadline: float, say: Say) -> tu
     workers: set[str] = set()
 
     def pending() -> str:
-        wanted = {row["name"] for row in report() if row["phase"] != "stopping"}
-        workers.clear()
-        workers.update(name for name in wanted if name.startswith(WORKERS))
+        nonlocal workers
+        wanted = (row["name"] for row in report() if row["phase"] != "stopping")
+        workers = {name for name in wanted if name.startswith(WORKERS)}
         try:
             return missing(client.status(), workers)
         except DsparkError as error:
