@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from deploy.service_registry import start_room
 from deploy.topology import ProcessRole
 from dspark.errors import DsparkError
@@ -33,8 +35,6 @@ class DsparkProcess:
 
     async def here(self) -> str:
         """Returns the id of the actor's node, as soon as Ray has placed the actor."""
-        import ray
-
         return str(ray.get_runtime_context().get_node_id())
 
     async def start(
@@ -73,8 +73,6 @@ class DsparkProcess:
 
 def _reachable(endpoint: str) -> str:
     """The endpoint, with the node's address in place of a host that means all interfaces."""
-    import ray
-
     host, port = split_endpoint(endpoint)
     node = ray.util.get_node_ip_address()
     return join_endpoint(node, port) if host in EVERYWHERE else endpoint

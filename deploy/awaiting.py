@@ -107,9 +107,9 @@ def await_lanes(client: Client, report: Report, deadline: float, say: Say) -> tu
     workers: set[str] = set()
 
     def pending() -> str:
-        wanted = {row["name"] for row in report() if row["phase"] != "stopping"}
-        workers.clear()
-        workers.update(name for name in wanted if name.startswith(WORKERS))
+        nonlocal workers
+        wanted = (row["name"] for row in report() if row["phase"] != "stopping")
+        workers = {name for name in wanted if name.startswith(WORKERS)}
         try:
             return missing(client.status(), workers)
         except DsparkError as error:
@@ -128,8 +128,8 @@ def scale(
 
     Workers that leave get no new sequences and are waited for.
     """
-    if (verifiers is not None and verifiers < 1) or (drafters is not None and drafters < 0):
-        raise WrongCommand("scale: a cell needs at least one verifier, and no pool can be negative")
+    if verifiers == 0:
+        raise WrongCommand("scale: a cell needs at least one verifier")
     cell = find_cell()
     with joined(cell) as cluster:
         taken: list[Any] = []

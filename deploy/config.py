@@ -148,10 +148,6 @@ class ClusterConfig:
             if not label or not value:
                 raise ConfigError(f"cluster.{key}: {getattr(self, key)!r} is not key=value")
         if self.address is not None:
-            if "//" in self.address:
-                raise ConfigError(
-                    f"cluster.address: {self.address!r} is not host:port of a Ray cluster's GCS"
-                )
             split_endpoint(self.address, "cluster.address")
         if len({bool(path) for path in (self.tls_cert, self.tls_key, self.tls_ca)}) > 1:
             raise ConfigError(

@@ -97,7 +97,7 @@ class Controller:
         for name in starts:
             self._begin(name)
         for name in stops:
-            self._seen[name] = replace(self._seen[name], phase=Phase.STOPPING)
+            self._seen[name] = reconcile.stopping(self._seen[name])
             self._tasks[name] = asyncio.create_task(self._stop(name, self._tasks.get(name)))
         await self._announce()
         await self._follow_load()
@@ -156,14 +156,16 @@ class Controller:
         rows, wanted = [], self._topology.replicas
         for name in (*wanted, *sorted(self._seen.keys() - wanted.keys())):
             seen = self._seen.get(name) or Observed(Phase.DOWN, time.monotonic())
+            if name not in wanted:  # from the first word on
+                seen = reconcile.stopping(seen)
             probe = self._running.get(name)
             started = probe.process if probe else StartedProcess("", 0, 0)
             rows.append(
                 {
                     "name": name,
-                    "phase": str(seen.phase if name in wanted else Phase.STOPPING),
+                    "phase": str(seen.phase),
                     "reason": seen.waits or seen.reason,
-                    "unplaced": seen.unplaced and name in wanted,
+                    "unplaced": seen.unplaced,
                     "fatal": seen.fatal,
                     "failures": seen.failures,
                     "endpoint": started.endpoint,

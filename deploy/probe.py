@@ -38,7 +38,8 @@ _ROLES = {ProcessRole.VERIFY: control_pb2.ROLE_VERIFY, ProcessRole.DRAFT: contro
 
 
 class Probe:
-    """Checks one process. misses: refused checks in a row. heard: when it last answered."""
+    """Checks one process. misses: refused checks in a row. heard: when it last answered, or when
+    nobody could be asked: where names fail, no process is ended for it."""
 
     def __init__(self, process: StartedProcess, service: str, tls: Tls | None = None) -> None:
         self.process, self._service, self._tls = process, service, tls

@@ -82,6 +82,11 @@ def serving(seen: Observed, now: float) -> Observed:
     return replace(seen, phase=Phase.SERVING, since=now, reason="", waits="", unplaced=False)
 
 
+def stopping(seen: Observed) -> Observed:
+    """The replica's state once it is not wanted: it waits for nothing any more."""
+    return replace(seen, phase=Phase.STOPPING, reason="", waits="", unplaced=False)
+
+
 def down(seen: Observed, now: float, reason: str, *, fatal: bool = False) -> Observed:
     """The replica's state after it failed to start, or was lost."""
     lived = now - seen.since if seen.phase is Phase.SERVING else 0.0

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import InvalidRequest, WrongCommand
+from dspark.whole_file import check_apart
 
 KINDS = (".png", ".svg")
 
 
-def check(path: Path) -> None:
-    """Raises WrongCommand for a `path` of no picture, else as `check_file`."""
-    if path.suffix.lower() not in KINDS:
+def check_output(field: str, path: Path | None, *read: Path) -> None:
+    """Raises by `field` unless a file can be written, if there is to be one; called before
+    measuring. WrongCommand: a "plot" that is no picture; ConfigError: it is one of those that are
+    read; InvalidRequest: its place."""
+    if path is None:
+        return
+    if field == "plot" and path.suffix.lower() not in KINDS:
         raise WrongCommand(f"plot: {path} must end in one of {', '.join(KINDS)}")
-    check_file("plot", path)
-
-
-def check_file(field: str, path: Path) -> None:
-    """Raises InvalidRequest for `field` unless `path` can be written; called before measuring."""
+    check_apart(field, path, *read)
     there = path.exists()
     try:
         path.open("ab").close()

@@ -242,3 +242,24 @@ def test_a_shared_name_would_be_seen(tmp_path: Path) -> None:
     files["a"].write_text("class Plan: ...\nclass Pace: ...\n", encoding="utf-8")
     files["b"].write_text("def f():\n    class Plan: ...\n", encoding="utf-8")
     assert _classes(files)["Plan"] == {"a", "b"}
+
+
+def _wide(path: Path) -> Iterator[tuple[str, int]]:
+    """(class, arguments) of written constructors that take more than six: what belongs together has
+    a name of its own."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                given = method.args
+                count = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+                if count > 6:
+                    yield node.name, count
+
+
+def test_no_constructor_takes_more_than_six_arguments(tmp_path: Path) -> None:
+    found = [(name, *each) for name, path in _modules().items() for each in _wide(path)]
+    assert not found, found
+    for more, seen in (("", []), (", g=3", [("A", 7)])):  # one would be seen
+        text = f"class A:\n    def __init__(self, a, b, c, d, *, e=1, f=2{more}) -> None: ..."
+        (tmp_path / "a.py").write_text(text, encoding="utf-8")
+        assert list(_wide(tmp_path / "a.py")) == seen

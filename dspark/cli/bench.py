@@ -86,19 +86,13 @@ def _bench(args: argparse.Namespace) -> int:
     import asyncio
 
     from dspark.loadgen import report
-    from dspark.plots import check, check_file
-    from dspark.whole_file import check_apart
+    from dspark.plots import check_output
 
     read = [path for path in (args.prompts, *(args.others or ())) if path is not None]
-    for key in ("save", "plot"):
-        if (out := getattr(args, key)) is not None:
-            check_apart(key, out, *read)
-    if args.plot is not None:
-        check(args.plot)
-    elif args.others:
+    check_output("save", args.save, *read)
+    check_output("plot", args.plot, *read)
+    if args.others and args.plot is None:
         raise WrongCommand("with: needs --plot")
-    if args.save is not None:
-        check_file("save", args.save)
     earlier = [point for path in args.others or () for point in report.load(path)]
     points = asyncio.run(_points(args))
     result = {

@@ -39,14 +39,12 @@ def add_commands(commands: Any) -> None:
 def _profile(args: argparse.Namespace) -> int:
     import yaml
 
-    from dspark.plots import check, check_file
+    from dspark.plots import check_output
     from dspark.synthetic.spec import read_spec
-    from dspark.whole_file import check_apart, placed
+    from dspark.whole_file import placed
 
-    for name in ("out", "plot"):
-        if (path := getattr(args, name)) is not None:
-            check_apart(name, path, args.metrics)
-            (check if name == "plot" else lambda path: check_file("out", path))(path)
+    check_output("out", args.out, args.metrics)
+    check_output("plot", args.plot, args.metrics)
     domains = _domains(args.metrics, args.temperature)
     with open_client(args) as client:
         lane = _lane(client.status().lanes, args.verifier)

@@ -85,15 +85,12 @@ def _simulate(args: argparse.Namespace) -> int:
     from coordinator.simulation.scenario import Scenario, scenarios
     from coordinator.simulation.world import HopDelays
     from dspark.loadgen.report import draw, table
-    from dspark.plots import check
+    from dspark.plots import check_output
     from dspark.synthetic.spec import load_spec
-    from dspark.whole_file import check_apart
 
     # Drops the log lines about single requests, which only a service needs.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    if args.plot is not None:
-        check_apart("plot", args.plot, args.file)
-        check(args.plot)
+    check_output("plot", args.plot, args.file)
     given = {name: us for name, us in vars(args).items() if name.endswith("_us") and us is not None}
     hops = HopDelays(**{name.removesuffix("us") + "s": us * 1e-6 for name, us in given.items()})
     axes: dict[str, Any] = {

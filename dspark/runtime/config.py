@@ -145,8 +145,6 @@ def _convert(value: object, hint: Any, key: str, source: str) -> object:
                 raise ValueError("must be a list, or a text with commas")
             return tuple(_convert(part, item, key, source) for part in value if part != "")
         if hint is bool:
-            if isinstance(value, bool):
-                return value
             word = str(value).lower()
             if word in _TRUE | _FALSE:
                 return word in _TRUE
@@ -177,12 +175,13 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                continue
             line = key_node.start_mark.line + 1
-            if isinstance(key, str | int | float | bool) and key in seen:
+            if key in seen:
                 problem = f"the key {key!r} stands twice, in lines {seen[key]} and {line}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if isinstance(key, str | int | float | bool):
-                seen[key] = line
+            seen[key] = line
         return super().construct_mapping(node, deep)
 
 

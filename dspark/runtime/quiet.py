@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from dspark.runtime.identity import NoState, state_dir
@@ -21,14 +21,12 @@ STAT = Path("/proc/stat")
 def one_at_a_time() -> Iterator[None]:
     """Within a `with` block no other process of this state folder is in one, unless it takes longer
     than WAIT_S, or the folder cannot be written."""
-    with ExitStack() as held:
-        try:
-            folder = state_dir()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = held.enter_context((folder / "measuring.lock").open("ab"))
-        except (OSError, NoState):
-            yield
-            return
+    try:
+        lock = (state_dir() / "measuring.lock").open("ab")
+    except (OSError, NoState):
+        yield
+        return
+    with lock:
         until = time.monotonic() + WAIT_S
         while not locked(lock.fileno()) and time.monotonic() < until:
             time.sleep(POLL_S)

@@ -144,8 +144,7 @@ class GrpcServer:
     ) -> None:
         limits = limits or ServerLimits()
         self._bind, self._security = bind, security
-        self._names: list[str] = []
-        self._serving: dict[str, bool] = {}  # by name
+        self._serving: dict[str, bool] = {}  # by the name of each service
         self._readers: dict[str, Callable[[bytes], Any]] = {}
         self._changes: set[asyncio.Task[None]] = set()
         self._health = health.aio.HealthServicer()
@@ -168,7 +167,7 @@ class GrpcServer:
         of methods that take streams, functions that parse a message's bytes, in place of the
         generated parser."""
         register(servicer, self._server)
-        self._names.append(name)
+        self._serving[name] = False
         self._readers.update(
             {f"/{name}/{method}": read for method, read in (readers or {}).items()}
         )
@@ -176,7 +175,7 @@ class GrpcServer:
     async def start(self) -> str:
         """Listens, not yet SERVING; returns the host:port under which others reach it."""
         reflection.enable_server_reflection(
-            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+            [*self._serving, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
         await self.set_serving(False)
         port = listen(self._server, self._bind, self._security, "bind")
@@ -188,18 +187,17 @@ class GrpcServer:
         empty name (liveness) is SERVING from the start."""
         status = SERVING if serving else NOT_SERVING
         await self._health.set("", SERVING)
-        for name in names or self._names:
+        for name in names or [*self._serving]:
             self._serving[name] = serving
             await self._health.set(name, status)
-        ready = all(self._serving.get(name, False) for name in self._names)
-        await self._health.set(READY, SERVING if ready else NOT_SERVING)
+        await self._health.set(READY, SERVING if all(self._serving.values()) else NOT_SERVING)
 
     def say_serving(self, serving: bool, *names: str) -> None:
         """Sets readiness from code that cannot await; has no effect once the server drains."""
         if serving:
-            log.info("server.serving", services=names or self._names)
+            log.info("server.serving", services=names or [*self._serving])
         else:
-            log.warning("server.not_serving", services=names or self._names)
+            log.warning("server.not_serving", services=names or [*self._serving])
         change = asyncio.get_running_loop().create_task(self.set_serving(serving, *names))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)

@@ -81,10 +81,8 @@ def check_same_run(where: object, kept: Mapping[str, Any], ours: Mapping[str, An
 
 
 @contextmanager
-def row_file(
-    path: Path, check: Callable[[], None] = lambda: None
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Holds the lock of a file of JSON rows and yields what appends a row, which is on the disk
+def row_file(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Callable[..., None]]:
+    """Holds the lock of a file of JSON rows and yields what appends rows, which are on the disk
     when that returns. `check` raises where the file is another's, before anything is cut off it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
@@ -93,8 +91,8 @@ def row_file(
         _cut_tail(file.fileno())
         flush_to_disk(path.parent)  # the file's name must survive a crash, too
 
-        def append(row: Mapping[str, Any]) -> None:
-            file.write(_line(row).encode())
+        def append(*rows: Mapping[str, Any]) -> None:
+            file.writelines(_line(row).encode() for row in rows)
             file.flush()
             os.fsync(file.fileno())
 

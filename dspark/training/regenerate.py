@@ -80,10 +80,13 @@ async def regenerate(
                     running.append(asyncio.create_task(asker.row(number, row)))
                 if not running:
                     break
-                row = await running[0]
-                running.popleft()
-                append(row)
-                counts.update(_counts(row))
+                await running[0]
+                # what has ended behind it goes to the disk with it: each time takes a while
+                ended = [*itertools.takewhile(_is_answered, running)]
+                finished = [running.popleft().result() for _ in ended]
+                append(*finished)
+                for row in finished:
+                    counts.update(_counts(row))
                 tell(completed=counts["rows"], note=f"{counts['tokens']:,} tokens")
         finally:
             for task in running:
@@ -95,6 +98,10 @@ async def regenerate(
         "seconds": time.monotonic() - start,
         "file": str(out),
     }
+
+
+def _is_answered(task: asyncio.Task[dict[str, Any]]) -> bool:
+    return task.done() and task.exception() is None
 
 
 class _Asker:

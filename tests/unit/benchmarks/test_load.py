@@ -24,7 +24,7 @@ from dspark.loadgen.prometheus import read, total
 from dspark.loadgen.prompts import Question
 from dspark.loadgen.run import CUT, MOST_REQUESTS, LoadPlan, Outcome, run
 from dspark.loadgen.summary import spread, summarise
-from dspark.plots import check, check_file
+from dspark.plots import check_output
 from tests.faults.simulation import Simulation
 
 QUESTION = Question((1, 2, 3))
@@ -292,10 +292,10 @@ def test_plots_and_saved_runs_go_together(tmp_path: Path, kind: str) -> None:
     assert "errors" in report.table([*points, points[0] | {"errors": {"Overloaded": 3}}])
     for name, kind in (("p.jpg", WrongCommand), ("nowhere/p.svg", InvalidRequest)):
         with pytest.raises(kind, match="plot"):
-            check(tmp_path / name)
+            check_output("plot", tmp_path / name)
     with pytest.raises(InvalidRequest, match=r"save: .*cannot be written: Is a directory"):
-        check_file("save", tmp_path)
-    check_file("save", tmp_path / "new")
+        check_output("save", tmp_path)
+    check_output("save", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     for told in ("[]", json.dumps({"points": [{**points[0], "budget": 0}, {"series": "x"}]})):
         saved.write_text(told)

@@ -338,20 +338,16 @@ def test_a_state_file_of_a_dead_cluster_is_told() -> None:
         assert (stale.level, stale.mend) == (Level.FAIL, "dspark down")
 
 
-def test_a_state_folder_that_cannot_be_is_one_finding(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("there", [False, True])
+def test_a_state_folder_or_file_that_cannot_be_is_one_finding_and_not_one_for_down(
+    there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "home"))
-    (found,) = cluster.state()
-    assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
-    assert list(cluster.cell(Client)) == []
-    (port,) = machine.http_port("127.0.0.1:0")
-    assert port.what == "port http"
-
-
-def test_a_state_file_that_may_not_be_read_is_not_one_for_down() -> None:
-    cell_file().mkdir()
+    if there:
+        cell_file().mkdir()
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("DSPARK_HOME", str(tmp_path / "file" / "home"))
+        assert list(cluster.cell(Client)) == []
     (found,) = cluster.state()
     assert (found.level, found.mend) == (Level.FAIL, "set DSPARK_HOME to a folder of yours")
     (port,) = machine.http_port("127.0.0.1:0")

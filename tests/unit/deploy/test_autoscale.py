@@ -97,14 +97,22 @@ def test_an_idle_cell_gives_its_drafters_back_and_the_first_stream_brings_one() 
     assert history[3][0] == 1000, "who waits for the first drafter waits for nothing else"
 
 
-def test_a_floor_keeps_drafters_in_an_idle_cell() -> None:
-    history = _simulate(
-        lambda now, v, d: PoolReading(streams=0, drafter_busy=0.0),
-        1200,
-        start=(1, 4),
-        config=replace(CONFIG, min_drafters=2),
-    )
-    assert [drafters for _, _, drafters in history] == [4, 2]
+@pytest.mark.parametrize(
+    ("floor", "leave_s", "start", "sizes"),
+    [(2, 0, 4, [4, 2]), (0, 70, 6, [6, 2, 1, 0])],
+    ids=["not below its bound", "though it shrank under load before"],
+)
+def test_a_pool_goes_when_nobody_is_left(
+    floor: int, leave_s: float, start: int, sizes: list[int]
+) -> None:
+    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
+        if now < leave_s:
+            return PoolReading(streams=8, drafter_busy=min(1.0, 0.9 / drafters))
+        return PoolReading(streams=0, drafter_busy=0.0)
+
+    config = replace(CONFIG, min_drafters=floor)
+    history = _simulate(reading, 1200, start=(1, start), config=config)
+    assert [drafters for _, _, drafters in history] == sizes
 
 
 def test_verifiers_follow_pages() -> None:
@@ -128,11 +136,6 @@ def test_verifiers_follow_promises(field: str, limit: float) -> None:
     assert "at most" in need.why
 
 
-def test_a_line_before_the_door_keeps_verifiers() -> None:
-    need = verifiers_needed(PoolReading(streams=9, queued=5), 3, CONFIG)
-    assert need == PoolNeed(1, 3, need.why)
-
-
 @pytest.mark.parametrize(
     ("needed", "told", "size", "at_least", "enough"),
     [
@@ -144,6 +147,7 @@ def test_a_line_before_the_door_keeps_verifiers() -> None:
         (verifiers_needed, {"pages": 0.5}, 3, 2, 3),  # two would be too near to 0.8
         (verifiers_needed, {"pages": 0.8}, 3, 3, 4),
         (verifiers_needed, {"streams": 0, "queue_s": 9.0}, 1, 1, 1),  # of requests that are over
+        (verifiers_needed, {"queued": 5}, 3, 1, 3),  # a line before the door keeps them
     ],
 )
 def test_what_replicas_are_needed_for(
@@ -182,22 +186,23 @@ def test_bounds_hold_whatever_is_asked_and_mend_what_is_outside() -> None:
     )
 
 
-def test_a_pool_shrinks_to_what_was_needed_most_meanwhile() -> None:
-    memory, size = PoolHistory(), 4
-    for now, need in ((0.0, 1), (30.0, 3), (60.0, 1)):
-        memory, size = step(memory, size, PoolNeed(need, need, ""), (1, 4), CALM, now)
-    assert size == 3
-
-
 @pytest.mark.parametrize(
-    "looks",
-    [[(0, 1), (30, 3), (35, 1), (61, 1)], [(0, 3), (4, 1), (7, 3)], [(0, 3), (4, 2), (7, 3)]],
+    ("size", "looks", "then"),
+    [
+        (4, [(0, 1), (30, 3), (60, 1)], 3),  # what was needed most meanwhile
+        # a need begins anew once it was interrupted
+        (2, [(0, 1), (30, 3), (35, 1), (61, 1)], 2),
+        (2, [(0, 3), (4, 1), (7, 3)], 2),
+        (2, [(0, 3), (4, 2), (7, 3)], 2),
+    ],
 )
-def test_a_need_begins_anew_once_it_was_interrupted(looks: list[tuple[int, int]]) -> None:
-    memory, size = PoolHistory(), 2
+def test_a_pool_changes_by_what_was_needed_without_a_break(
+    size: int, looks: list[tuple[int, int]], then: int
+) -> None:
+    memory = PoolHistory()
     for now, need in looks:
-        memory, size = step(memory, size, PoolNeed(need, need, ""), (1, 4), CALM, float(now))[:2]
-    assert size == 2
+        memory, size = step(memory, size, PoolNeed(need, need, ""), (1, 4), CALM, float(now))
+    assert size == then
 
 
 def test_a_pool_rests_after_a_change() -> None:
@@ -228,16 +233,6 @@ def test_settings_that_cannot_work_are_named(key: str, value: float, named: str)
     with pytest.raises(ConfigError, match=f"autoscale.{named}: "):
         AutoscaleConfig(**{key: value})
     assert AutoscaleConfig(min_drafters=3, max_drafters=3).bounds["drafters"] == (3, 3)
-
-
-def test_a_pool_that_shrank_under_load_still_goes_when_nobody_is_left() -> None:
-    def reading(now: float, verifiers: int, drafters: int) -> PoolReading:
-        if now < 70:
-            return PoolReading(streams=8, drafter_busy=min(1.0, 0.9 / drafters))
-        return PoolReading(streams=0, drafter_busy=0.0)
-
-    sizes = [drafters for _, _, drafters in _simulate(reading, 900, start=(1, 6))]
-    assert sizes == [6, 2, 1, 0]
 
 
 def test_patience_begins_anew_where_nobody_looked_and_rests_go_on() -> None:

@@ -32,7 +32,7 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
         _row("frontend/1", "new:4"),
         _row("verify/0", "new:5"),
     ]
-    resize = Mock(side_effect=[NoAnswer("it does not answer"), (2, 1, 700.0)])
+    resize = Mock(side_effect=[NoAnswer("it does not answer"), (2, 1, 700.0), (2, 1, 700.0)])
     ray = SimpleNamespace(resize=resize, report=lambda _: rows)
     waits = Mock(return_value=(1, 1))
     monkeypatch.setattr(awaiting, "joined", lambda _: nullcontext(ray))
@@ -45,6 +45,8 @@ def test_scale_asks_the_coordinator_where_it_is_by_now(monkeypatch: pytest.Monke
     client, report, deadline, _ = waits.call_args.args
     assert (client, report()) == (cell, rows)
     assert 690.0 < deadline - time.monotonic() <= 700.0, "as long as the controller says"
+    assert awaiting.scale(None, None, True, lambda _: None) == (2, 1)
+    assert waits.call_count == 1, "nothing is to come up for a word about autoscaling"
     monkeypatch.setattr(awaiting, "RESTART_S", -1.0)
     for error, said in ((NoAnswer("deaf"), "not taken: deaf"), (Unavailable("gone"), "gone")):
         resize.side_effect = error
@@ -119,18 +121,23 @@ def test_a_controller_that_ray_restarts_meanwhile_is_waited_for(
 
 
 def test_sizes_that_another_command_changes_meanwhile_are_waited_for() -> None:
-    wanted = [[_row("verify/0"), _row("draft/0")][:count] for count in (1, 2)]
-    client: Any = Mock(status=Mock(return_value=CONNECTED))
-    report = Mock(side_effect=wanted)
-    assert awaiting.await_lanes(client, report, float("inf"), lambda _: None) == (1, 1)
+    alone = CellStatus((VERIFIER,), lanes=(UNFED,))
+    for there, counts in ((CONNECTED, (1, 2)), (alone, (2, 1))):
+        wanted = [[_row("verify/0"), _row("draft/0")][:count] for count in counts]
+        client: Any = Mock(status=Mock(return_value=there))
+        report = Mock(side_effect=wanted)
+        found = awaiting.await_lanes(client, report, float("inf"), lambda _: None)
+        assert found == (1, counts[1] - 1)
 
 
-def test_every_address_of_a_replica_is_told() -> None:
-    """Those of front ends whose port was 0 stand nowhere else."""
+def test_every_change_and_address_of_a_replica_is_told_once() -> None:
+    """Addresses of front ends whose port was 0 stand nowhere else."""
     said: list[str] = []
+    before = [_row("frontend/0", phase="down"), _row("verify/0", phase="starting")]
     rows = [_row("frontend/0", "here:1", http="http://here:2"), _row("verify/0", "here:3")]
-    awaiting.await_replicas(lambda: rows, 0.0, said.append)
+    awaiting.await_replicas(Mock(side_effect=[before, before, rows]), float("inf"), said.append)
     assert said == [
+        "verify/0: starting",
         "frontend/0: serving at here:1 and http://here:2/v1 (pid 1)",
         "verify/0: serving at here:3 (pid 1)",
     ]

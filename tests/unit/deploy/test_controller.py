@@ -238,8 +238,10 @@ async def test_a_worker_that_is_not_wanted_while_it_waits_for_a_place_is_ended_a
 ) -> None:
     cell.fleet.unplaced = {"draft/1"}
     cell.begin()
-    await until(lambda: cell.fleet.starts("draft/1"))
+    await until(lambda: cell.row("draft/1")["unplaced"])
     cell.controller.resize(1, 1)
+    told = cell.row("draft/1")
+    assert (told["phase"], told["reason"], told["unplaced"]) == ("stopping", "", False)
     await until(lambda: cell.fleet.ended == ["draft/1"])
     await until(lambda: "draft/1" not in cell.phases())
     cell.fleet.unplaced.clear()

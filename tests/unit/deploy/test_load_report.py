@@ -44,9 +44,8 @@ def _window(first: CellStatus, second: CellStatus) -> LoadWindow:
 
 
 def test_everything_is_a_difference() -> None:
-    window = _window(
-        _status(1000, 50.0, [9, 0, 0, 0]), _status(1400, 53.0, [9, 10, 0, 0], waits=10)
-    )
+    before = _status(1000, 50.0, [9, 0, 0, 0], waits=5)
+    window = _window(before, _status(1400, 53.0, [9, 10, 0, 0], waits=15))
     assert window.rate("dspark_generation_tokens_total") == 100
     reading = window.reading()
     assert reading.drafter_busy == 0.75
@@ -55,6 +54,7 @@ def test_everything_is_a_difference() -> None:
     assert reading.ttft_s == pytest.approx(0.195), "the nine of before count for nothing"
     assert (reading.queue_s, reading.itl_s) == (None, None)
     assert window.percentile(PER_TOKEN, 0.5) is None
+    assert _window(before, before).reading().ttft_s is None, "nothing ended in that time"
 
 
 def test_a_coordinator_that_came_back_counts_from_nothing() -> None:

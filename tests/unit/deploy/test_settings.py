@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from deploy.autoscale import AutoscaleConfig
 from deploy.cell_plan import http_bind, largest, plan_topology, read_config, token_files, within
 from deploy.config import ClusterConfig
-from deploy.service_registry import config_class
 from deploy.topology import ProcessRole, Topology, desired, resized, sizes_of
 from dspark.cli import certificates
 from dspark.errors import ConfigError
@@ -210,11 +209,6 @@ def test_a_size_that_no_pool_can_have_is_refused_with_its_bounds(
         resized(desired(CELL, {}), *sizes)
 
 
-def test_settings_build_the_configuration_of_their_room() -> None:
-    for name, settings in _plan(CELL).items():
-        config_class(ProcessRole(name.partition("/")[0]))(**settings)
-
-
 def test_the_example_file_is_valid_and_the_environment_overrides_it() -> None:
     config = _read({"target": "org/t", "drafter": "org/d"}, EXAMPLE)
     assert config.drafters == 2
@@ -314,6 +308,7 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("cluster: {drain_s: -1.0}", "cluster.drain_s: "),
         ("verify: {page_sise: 3}", "verify.page_sise: unknown key"),
         ("cluster: {address: 'head:x'}", "cluster.address: 'head:x' is not host:port"),
+        ("cluster: {address: 'ray://head:1'}", "cluster.address: 'ray://head:1' is not host:port"),
         ("[" * 5000, "cannot be read"),
     ],
 )

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,10 +29,12 @@ from tests.unit.deploy.conftest import Write
 FLAT = Path(__file__).parents[3] / "benchmarks" / "synthetic" / "flat.yaml"
 
 
-def test_of_two_that_start_at_one_time_one_is_refused() -> None:
-    def fails() -> None:
-        bring_up(ClusterConfig(), file=None, environ={}, say=print, scaling={"sometimes": 1})
+def begin(config: ClusterConfig, file: Path | None = None, say: Any = print, **more: Any) -> None:
+    bring_up(config, file=file, environ={}, say=say, **more)
 
+
+def test_of_two_that_start_at_one_time_one_is_refused() -> None:
+    fails = partial(begin, ClusterConfig(), scaling={"sometimes": 1})
     other = os.open(state_dir(), os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(DsparkError, match="another `dspark up`"):
@@ -53,15 +56,11 @@ def test_a_cluster_whose_process_has_ended_is_not_up(
     ended.wait()
     write_cell(replace(CELL, ray_pid=os.getpid() if marks else ended.pid))
     said: list[str] = []
-    with pytest.raises(ConfigError, match=r"cluster\.bind"):
-        bring_up(ClusterConfig(bind="192.0.2.1"), file=None, environ={}, say=said.append)
+    # the next one is begun, at an address that no server here can have
+    with pytest.raises(ConfigError, match=r"^cluster\.bind: cannot listen on 192\.0\.2\.1:"):
+        begin(ClusterConfig(bind="192.0.2.1", insecure=True), say=said.append)
     assert said[0].startswith("clearing the state of a cluster that is gone")
     assert not cell_file().exists()
-
-
-def test_an_address_that_no_server_here_can_have_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"cluster.bind: cannot listen on 192\.0\.2\.1:"):
-        begin(ClusterConfig(bind="192.0.2.1", insecure=True))
 
 
 LOCAL = ClusterConfig(engine="synthetic", synthetic=str(FLAT), http=None)
@@ -71,10 +70,6 @@ GUEST = replace(LOCAL, address="127.0.0.1:1", bind="0.0.0.0")
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "start_head", None)
-
-
-def begin(config: ClusterConfig, file: Path | None = None, say: Any = print) -> None:
-    bring_up(config, file=file, environ={}, say=say)
 
 
 MISSING = "{key}: cannot read {here}/missing: No such file or directory"
@@ -205,44 +200,30 @@ def test_what_is_taken_down_while_it_starts_stays_down(
     assert [line.partition(":")[0] for line in said[1:]] == ["down"]
 
 
-def test_the_state_file_of_a_cell_that_was_taken_down_is_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_is_taken_down_once_ray_is_there_stays_down(
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
-
-    def start_head(token: Path, cell_id: str, environ: object, noted: Any, **_: object) -> Head:
-        noted(head)
-        return head
+    """Just before the actors begin, or under a controller that is then waited for no longer."""
 
     def reserve(topology: Any, *_: object, **__: object) -> tuple[Any, str]:
-        cell_file().unlink()  # as `dspark down` does, just before the actors begin
+        if not silent:
+            cell_file().unlink()  # as `dspark down` does
         return topology, ""
 
-    monkeypatch.setattr(up, "start_head", start_head)
-    monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(mock.Mock()))
-    monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
-    monkeypatch.setattr(up, "reserve", reserve)
-    with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        begin(LOCAL)
-    assert not cell_file().exists()
-
-
-def test_a_controller_that_is_silent_as_its_cell_is_taken_down_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
-
     def report(_: object) -> None:
-        cell_file().unlink()  # as `dspark down` does
+        cell_file().unlink()
         raise NoAnswer("it is gone, or starts again")
 
+    head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
     ray = mock.Mock(report=report)
     monkeypatch.setattr(up, "start_head", lambda token, cell_id, environ, noted, **_: noted(head))
     monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(ray))
     monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
-    monkeypatch.setattr(up, "reserve", lambda topology, *_, **__: (topology, ""))
+    monkeypatch.setattr(up, "reserve", reserve)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
         begin(replace(LOCAL, start_timeout_s=20.0))
+    assert not cell_file().exists()
 
 
 def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(

@@ -141,11 +141,11 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(given: dict[str, Any], sai
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "inf", "1e999"])
 def test_no_number_is_without_end_whatever_it_comes_from(tmp_path: Path, value: str) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text(f"draft: {{wait_s: {value}}}")
-    with pytest.raises(ConfigError, match=r"draft\.wait_s: "):
-        load_config(Bounded, section="draft", file=file)
-    with pytest.raises(ConfigError, match=r"draft\.wait_s: "):
-        load_config(Bounded, section="draft", environ={"DSPARK_DRAFT__WAIT_S": value})
+    file.write_text(f"draft: {{target: t, ratio: {value}}}")
+    with pytest.raises(ConfigError, match=r"draft\.ratio: "):
+        load_config(Sample, section="draft", file=file)
+    with pytest.raises(ConfigError, match=r"draft\.ratio: "):
+        load_config(Sample, section="draft", environ={"DSPARK_DRAFT__RATIO": value})
 
 
 def test_what_is_at_its_bounds_will_do() -> None:

@@ -137,6 +137,7 @@ def test_a_certificate_says_who_calls_where_no_token_does() -> None:
     for names in (
         (),
         ("localhost",),
+        ("worker/v",),
         ("dspark://root/x",),
         ("dspark://worker/",),
         ("dspark://client/a/b",),

@@ -66,6 +66,14 @@ def test_a_too_large_part_is_named(named: str, part: object) -> None:
     assert caught.value.field == named
 
 
+def test_what_is_too_large_as_a_whole_or_no_field_at_all_is_refused() -> None:
+    unknown = b"\xa2\x06\x88\x27" + bytes(5000)  # field 100, with 5000 bytes
+    with pytest.raises(InvalidRequest, match=r"^message: 5000 bytes, at most 1024 are allowed"):
+        check_size(GENERATE, unknown)
+    with pytest.raises(InvalidRequest, match=r"^request: 307200 bytes, at most 262144 are"):
+        check_size(ABORT, bytes(300 << 10))
+
+
 def test_a_prompt_is_bounded_by_what_a_context_holds() -> None:
     room = request_bytes(4096)
     check_size(GENERATE, asked(tokenized={"input_ids": [2**32 - 1] * 4096}), room)

@@ -1,15 +1,18 @@
 """Rows that can never be answered are written as such, and a cell that is away is waited for."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from dspark.client import AsyncClient, DeadlineExceeded, ModelInfo, Unavailable
 from dspark.errors import ConfigError
+from dspark.training import disk
 from dspark.training import regenerate as stage
 from dspark.training.chat import Chat
 from dspark.training.disk import read_rows, write_rows
@@ -96,12 +99,17 @@ async def test_a_row_of_the_wrong_shape_ends_itself_and_not_the_run(
 TURNS: Any = SimpleNamespace(prompt_ids=lambda turns: [3] * len(turns))
 
 
-async def test_an_answer_is_asked_for_by_its_law_and_a_seed_of_its_own(tmp_path: Path) -> None:
+async def test_an_answer_is_asked_for_by_its_law_and_a_seed_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts, out, cell = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl", Answering()
     write_rows(prompts, [{"id": n, "turns": ["a", "b"]} for n in range(20)])
     law: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1}
     asking = {**law, "max_tokens": 62, "concurrency": 8, "answer_timeout_s": 9.0}
+    flushed = Mock(side_effect=os.fsync)
+    monkeypatch.setattr(disk.os, "fsync", flushed)
     await asked(cell, prompts, out, TURNS, **asking)
+    assert flushed.call_count < 12, "rows that end together go to the disk together"
     assert sorted(cell.asked) == [[3]] * 20 + [[3, 3, 3]] * 20, "the first answer is asked with"
     seeds = [told.pop("seed") for told in cell.told]
     assert len({*seeds}) == 40
