@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from draft_service import feature_sink, rounds, service
+from draft_service import feature_receiver, rounds, service
 from draft_service.config import DraftConfig
 from draft_service.drafting import Drafting
 from draft_service.engine_core import DraftEngineCore
-from draft_service.feature_sink import FeatureSink
+from draft_service.feature_receiver import FeatureReceiver
 from draft_service.rounds import Rounds
 from draft_service.rounds_server import RoundsServer
 from draft_service.service import DraftService
@@ -47,8 +47,8 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
     if config.rounds_port is not None:
         bind = join_endpoint(split_endpoint(config.bind)[0], config.rounds_port)
         own_port = RoundsServer(bind, worker.security, worker.metrics, read_rounds, open_rounds)
-    sink = FeatureSink(worker)
-    chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_sink.BOUNDS)}
+    receiver = FeatureReceiver(worker)
+    chunks = {"Push": reading(features_pb2.FeatureChunk.FromString, feature_receiver.BOUNDS)}
 
     async def close() -> None:
         if own_port is not None:
@@ -66,7 +66,10 @@ def _services(worker: Worker[DraftEngineCore]) -> Services:
                 {"Rounds": read_rounds},
             ),
             Servicer(
-                features_pb2_grpc.add_FeaturesServicer_to_server, sink, feature_sink.NAME, chunks
+                features_pb2_grpc.add_FeaturesServicer_to_server,
+                receiver,
+                feature_receiver.NAME,
+                chunks,
             ),
         ),
         close,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service import feature_sink, rounds
+from draft_service import feature_receiver, rounds
 from dspark.errors import InvalidRequest
 from dspark.runtime.wire_limits import (
     LOOKED_AT,
@@ -124,7 +124,7 @@ OPENING = {"sequence": 7, "reserve_tokens": 8}
         ),
         (
             features_pb2.FeatureChunk(sink_incarnation=5, token_ids=[1] * 200_000),
-            feature_sink.BOUNDS,
+            feature_receiver.BOUNDS,
             "token_ids",
         ),
     ],
@@ -166,8 +166,8 @@ def test_the_largest_proper_commands_pass_whole() -> None:
         sink_incarnation=2**60,
         projection="p" * 64,
         sequence=2**40,
-        token_ids=[2**32 - 1] * feature_sink.MAX_ROWS,
-        rows={"dtype": "float32", "shape": [feature_sink.MAX_ROWS, 64], "data": bytes(1 << 20)},
+        token_ids=[2**32 - 1] * feature_receiver.MAX_ROWS,
+        rows={"dtype": "float32", "shape": [feature_receiver.MAX_ROWS, 64], "data": bytes(1 << 20)},
     )
     longest = [2**32 - 1] * 40_960
     admission = {"sequence": 7, "token_ids": longest, "cache_salt": "\U0001f600" * 512}
@@ -176,7 +176,7 @@ def test_the_largest_proper_commands_pass_whole() -> None:
         (told(admission=admission).SerializeToString(), control_bounds(40_960)),
         (told(kept=columns).SerializeToString(), control_bounds(40_960)),
         (draft_pb2.RoundsCommand(order=order).SerializeToString(), rounds.BOUNDS),
-        (chunk.SerializeToString(), feature_sink.BOUNDS),
+        (chunk.SerializeToString(), feature_receiver.BOUNDS),
     ):
         assert len(data) > LOOKED_AT
         assert too_large(memoryview(data), its) is None

@@ -12,7 +12,7 @@ SERVICES = {
     "frontend": ("Cell", "coordinator.cells.frontends"),
     "verify": ("Verify", "verify_service.service"),
     "draft": ("Draft", "draft_service.service"),
-    "features": ("Features", "draft_service.feature_sink"),
+    "features": ("Features", "draft_service.feature_receiver"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from draft_service.feature_sink import AHEAD, BOUNDS, MAX_ROWS, FeatureSink
+from draft_service.feature_receiver import AHEAD, BOUNDS, MAX_ROWS, FeatureReceiver
 from draft_service.interface import Rows
 from dspark.errors import InvalidRequest
 from dspark.runtime.device_worker import DeviceWorker
@@ -55,7 +55,7 @@ def pushed(worker: Any, chunks: AsyncIterator[bytes]) -> AsyncGenerator[Ack, Non
         async for data in chunks:
             yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
 
-    return FeatureSink(worker).Push(read(), cast(Any, None))
+    return FeatureReceiver(worker).Push(read(), cast(Any, None))
 
 
 async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> None:

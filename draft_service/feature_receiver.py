@@ -24,7 +24,7 @@ from dspark.types import Refusal, RefusalReason
 from dspark.wire.finite import bytes_in
 from dspark.wire.v1 import features_pb2, features_pb2_grpc, types_pb2
 
-log = structlog.get_logger("dspark.feature_sink")
+log = structlog.get_logger("dspark.feature_receiver")
 
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
@@ -34,7 +34,7 @@ BOUNDS = Bounds({3: ("projection", KIB), 9: ("token_ids", 5 * MAX_ROWS), 10: ("r
 Chunk = tuple[features_pb2.FeatureChunk, Rows | Refusal]  # with its rows, or why it has none
 
 
-class FeatureSink(features_pb2_grpc.FeaturesServicer):
+class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
     """Takes feature rows over bulk streams."""
 
     def __init__(self, worker: Worker[DraftEngineCore]) -> None:
@@ -113,7 +113,7 @@ class FeatureSink(features_pb2_grpc.FeaturesServicer):
             except (Overloaded, Unavailable) as error:
                 told = [Refusal(RefusalReason.NO_PAGES, str(error))] * len(runs)
             except Exception as error:
-                log.error("feature_sink.failed", exc_info=error)
+                log.error("feature_receiver.failed", exc_info=error)
                 refusal = Refusal(RefusalReason.INTERNAL, "a bug; see the drafter's log")
                 told = [refusal] * len(runs)
         ingested = iter(told)
