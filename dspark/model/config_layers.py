@@ -162,14 +162,16 @@ def _yarn(keys: Keys, inner: Keys, theta: float) -> Yarn:
     def sharpness(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
-    original = inner.count("original_max_position_embeddings")
+    original = inner.positive("original_max_position_embeddings")
+    if original != int(original):
+        raise inner.wrong("original_max_position_embeddings", "a length", original)
     factor = inner.positive("factor", default=keys.count("max_position_embeddings") / original)
     sharp = sharpness(1.0)
     if inner.raw.get("mscale") and inner.raw.get("mscale_all_dim"):
         sharp = sharpness(inner.positive("mscale")) / sharpness(inner.positive("mscale_all_dim"))
     made = Yarn(
         factor,
-        original,
+        int(original),
         inner.positive("attention_factor", default=sharp),
         inner.positive("beta_fast", default=Yarn.beta_fast),
         inner.positive("beta_slow", default=Yarn.beta_slow),
@@ -178,7 +180,8 @@ def _yarn(keys: Keys, inner: Keys, theta: float) -> Yarn:
     try:
         made.mixed(keys.count("head_dim"), theta)
     except (ArithmeticError, ValueError) as error:
-        raise CheckpointError(f"rope_parameters: they give no rotation ({error})") from error
+        where = inner.where.removesuffix(".")
+        raise CheckpointError(f"{where}: these numbers give no rotation ({error})") from error
     return made
 
 

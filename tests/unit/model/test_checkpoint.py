@@ -150,6 +150,11 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     (stretched(factor=0), "rope_parameters.factor"),
     (stretched(truncate=1), "rope_parameters.truncate"),
     (stretched(rope_theta=1.0), "rope_parameters: .* no rotation"),
+    (
+        {"rope_scaling": stretched(rope_theta=1.0)["rope_parameters"]},
+        "rope_scaling: .* no rotation",
+    ),
+    (stretched(original_max_position_embeddings=0.5), "embeddings: expected a length, found 0.5"),
     (stretched(beta_slow=1e308), "rope_parameters: .*rotation"),
     (
         stretched(factor=1e300, mscale=1e308, mscale_all_dim=1e308),

@@ -55,7 +55,7 @@ def test_both_spellings_say_the_same(folder: Path) -> None:
     older = {
         "rope_parameters": None,
         "rope_theta": THETA,
-        "rope_scaling": {"type": "yarn", **SETTINGS[0]},
+        "rope_scaling": {"type": "yarn", **SETTINGS[0], "original_max_position_embeddings": 1024.0},
     }
     assert read_drafter_config(altered(folder, older)) == current
     assert current.yarn is not None
