@@ -78,7 +78,8 @@ class ClusterConfig:
     device: str | None = setting(None, "Device of both pools; absent: what is there.")
     verifier_gpus: float | None = setting(
         None,
-        "GPUs Ray reserves for each verifier; absent: one where the cluster has GPUs.",
+        "GPUs Ray reserves for each verifier; absent: one for each of its ranks, where the cluster "
+        "has GPUs.",
         least=0,
     )
     drafter_gpus: float | None = setting(

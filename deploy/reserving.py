@@ -1,9 +1,10 @@
 """Computes what Ray reserves for each process where the settings do not say, and what no node can
 hold. Pure.
 
-Defaults: one GPU per worker, where the cluster has GPUs. One processor per thread, on nodes with
-room for `ROOM` threads, and proportionally less on smaller ones, for in a lane the verifier and its
-drafters compute by turns. Memory for weights and full caches (`footprint`).
+Defaults: one GPU per worker, where the cluster has GPUs, and for a verifier one per rank of its
+target. One processor per thread, on nodes with room for `ROOM` threads, and proportionally less on
+smaller ones, for in a lane the verifier and its drafters compute by turns. Memory for weights and
+full caches (`footprint`).
 
 A local cluster serves one cell alone, so the cell always fits: processors are divided among twice
 the cell's threads, cards that are too few are shared (by one verifier each, never two), and memory
@@ -99,11 +100,16 @@ def _gpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amount
     wanting = {role for role in POOLS if _wants_card(topology.templates[role].settings, cards)}
     share = dict.fromkeys(wanting, 1.0)
     drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
-    spare = cards - (most[ProcessRole.VERIFY] if ProcessRole.VERIFY in wanting else 0)
+    # on one node, as Ray places an actor whole
+    ranks = topology.templates[ProcessRole.VERIFY].settings.get("tensor_parallel_size", 1)
+    spare = cards
+    if ProcessRole.VERIFY in wanting:
+        share[ProcessRole.VERIFY] = float(ranks)
+        spare -= most[ProcessRole.VERIFY] * ranks
     if own and cards and spare < drafters:
         if spare > 0:
             share[ProcessRole.DRAFT] = _down(1.0 / max(math.ceil(drafters / spare), DRAFTERS))
-        else:
+        elif ranks == 1:  # who takes several cards takes them whole
             share[ProcessRole.VERIFY] = VERIFIER_SHARE
             share[ProcessRole.DRAFT] = _down(
                 (1.0 - VERIFIER_SHARE) / max(math.ceil(drafters / cards), DRAFTERS)

@@ -20,6 +20,12 @@ class VerifyConfig(WorkerConfig):
     drafter: str | None = setting(
         None, "Folder or hub id of the drafter that rows are made for; none: plain decoding."
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "Devices of this machine that hold the target together, with a process for each.",
+        least=1,
+        most=64,
+    )
     kv_tokens: int = setting(
         0,
         "Token slots of the KV pool; 0: what gpu_memory_utilization leaves, on a processor "

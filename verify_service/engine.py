@@ -63,6 +63,11 @@ class VerifyEngine(EngineCore):
         device."""
         return VerifyEngine(load_parts(config), sampler)
 
+    def close(self) -> None:
+        """Ends the other ranks of a target over several devices."""
+        if isinstance(self._runner, ModelRunner) and self._runner.others is not None:
+            self._runner.others.close()
+
     # -- facts -------------------------------------------------------------------------
 
     @property

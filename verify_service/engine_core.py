@@ -86,6 +86,10 @@ class EngineCore(ABC):
     def _drawn_anchor(self, state: CachedSequence, grammar: Grammar | None) -> int | Refusal:
         """Draws the first token behind a prompt that has run."""
 
+    def close(self) -> None:
+        """Ends what the engine runs in other processes."""
+        return
+
     @property
     def feature_width(self) -> int:
         """Width of a feature row; 0 without a projection."""

@@ -26,6 +26,7 @@ from dspark.runtime.process import threads_for
 from verify_service import kernels, reach, rotation, self_test
 from verify_service.config import KV_TOKENS, VerifyConfig
 from verify_service.model_runner import ModelRunner, Runner
+from verify_service.ranks import Ranks, smallest
 from verify_service.stateful import StatefulRunner
 
 log = structlog.get_logger("dspark.verify")
@@ -45,11 +46,26 @@ class VerifierParts(NamedTuple):
 
 def load_parts(config: VerifyConfig) -> VerifierParts:
     """Loads all parts onto the device; call it on the thread that will own the device."""
-    torch.set_num_threads(config.threads or threads_for(verifies=True))
-    device = pick_device(config.device, key="verify.device")
-    use(device)
-    dtype = pick_dtype(config.dtype, device, key="verify.dtype")
-    target = load_target(config.target, dtype=dtype, device=device, revision=config.target_revision)
+    if config.tensor_parallel_size == 1:
+        return _parts(config, None)
+    others = Ranks(config)
+    with others.loading():
+        return _parts(config, others)
+
+
+def load_rank(config: VerifyConfig, rank: int) -> ModelRunner:
+    """The runner of another rank than 0: the same steps as at rank 0, which has all the rest."""
+    device, dtype = _placed(config, rank)
+    target = _target(config, device, dtype)
+    config = _sized_alike(config, target, device, dtype)
+    runner = choose_runner(config, target, None)
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def _parts(config: VerifyConfig, others: Ranks | None) -> VerifierParts:
+    device, dtype = _placed(config, 0)
+    target = _target(config, device, dtype)
     projection = None
     if config.drafter is not None:
         folder = locate(config.drafter, revision=config.drafter_revision)
@@ -66,8 +82,7 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         projection = load_projection(folder, dtype=dtype, device=device)
         projection.serve_rows()
     asked = config
-    config = sized(config, target, device, dtype)
-    check_room(config, target, device, dtype)
+    config = _sized_alike(config, target, device, dtype)
     taps = None
     if projection is not None and projection.target_layer_ids:
         taps = TargetTaps(target.model, projection.target_layer_ids).attach()
@@ -79,6 +94,8 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
             f"{config.kv_tokens} slots leaves no room for a pass on {device}: "
             f"{str(error).partition('.')[0]}"
         ) from error
+    if isinstance(runner, ModelRunner):
+        runner.others = others
     if not asked.kv_tokens and runner.path == "stateful" and card_memory(device) is not None:
         # A pass copies all its keys and values and keeps the old ones until the next pass: halve.
         kept = config.state_cache_mb << 20 if config.prefix_cache and runner.shares_prefixes else 0
@@ -88,6 +105,39 @@ def load_parts(config: VerifyConfig) -> VerifierParts:
         )
     version = fingerprint(config.target, revision=config.target_revision)
     return VerifierParts(target, runner, projection, version, config)
+
+
+def _placed(config: VerifyConfig, rank: int) -> tuple[torch.device, torch.dtype]:
+    """Device and number format of a rank; sets the threads of this one."""
+    size = config.tensor_parallel_size
+    torch.set_num_threads(max((config.threads or threads_for(verifies=True)) // size, 1))
+    device = pick_device(config.device, key="verify.device")
+    if size > 1 and device.type != "cpu":
+        device = torch.device(device.type, rank)
+    use(device)
+    return device, pick_dtype(config.dtype, device, key="verify.dtype")
+
+
+def _target(config: VerifyConfig, device: torch.device, dtype: torch.dtype) -> LoadedTarget:
+    """The target, or this rank's part of it."""
+    return load_target(
+        config.target,
+        dtype=dtype,
+        device=device,
+        revision=config.target_revision,
+        ranks=config.tensor_parallel_size,
+    )
+
+
+def _sized_alike(
+    config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
+) -> VerifyConfig:
+    """The configuration with a pool that every rank has room for."""
+    config = sized(config, target, device, dtype)
+    if config.tensor_parallel_size > 1:
+        config = replace(config, kv_tokens=smallest(config.kv_tokens))
+    check_room(config, target, device, dtype)
+    return config
 
 
 def sized(
@@ -102,7 +152,7 @@ def sized(
     Raises ConfigError if no page fits."""
     if config.kv_tokens:
         return config
-    each, memory = _slot_bytes(target, dtype), card_memory(device)
+    each, memory = _slot_bytes(config, target, device, dtype), card_memory(device)
     if memory is None or not each:
         return replace(config, kv_tokens=KV_TOKENS)
     free, whole = memory
@@ -126,12 +176,16 @@ def sized(
     return replace(config, kv_tokens=tokens)
 
 
-def _slot_bytes(target: LoadedTarget, dtype: torch.dtype) -> int | None:
-    """Bytes per token slot; None for unknown layers, which the self-test judges."""
+def _slot_bytes(
+    config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
+) -> int | None:
+    """Bytes per token slot on this device, which ranks share if it is the processors; None for
+    unknown layers, which the self-test judges."""
     try:
-        return slot_bytes(decoder_layers(target.model), dtype)
+        each = slot_bytes(decoder_layers(target.model), dtype)
     except CheckpointError:
         return None
+    return each // (1 if device.type == "cpu" else config.tensor_parallel_size) if each else each
 
 
 def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:
@@ -147,7 +201,7 @@ def check_room(
     config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raises ConfigError if the pool does not fit into the memory left beside the weights."""
-    each, there = _slot_bytes(target, dtype), free_bytes(device)
+    each, there = _slot_bytes(config, target, device, dtype), free_bytes(device)
     if there is not None and card_memory(device) is not None:
         there = max(there - pass_bytes(config, target, dtype), 0)
     if not each or there is None or config.kv_tokens * each <= there:
@@ -184,6 +238,11 @@ def choose_runner(config: VerifyConfig, target: LoadedTarget, taps: TargetTaps |
         if not isinstance(packed, str):
             return packed
         reason = packed
+    if config.tensor_parallel_size > 1:
+        raise CheckpointError(
+            f"{config.target}: not eligible as a target over several devices, where passes are "
+            f"packed: {reason}"
+        )
     for single, together in ((False, True), (False, False), (True, False)):
         stateful = StatefulRunner(target.model, taps, reason, single=single, together=together)
         problem = self_test.disagreement(stateful, cases)
@@ -225,8 +284,9 @@ def _packed(
     found = kernels.find(device, dtype, config.page_size) if config.attention_kernel else None
     tried: list[tuple[str, kernels.Kernel | None]] = [*([found] if found else ()), ("gather", None)]
     reason = "nothing was tried"
+    alone = config.tensor_parallel_size == 1  # else layers exchange what they compute
     for (name, kernel), lean in itertools.product(
-        tried, (True, False) if config.lean_layers else (False,)
+        tried, (True, False) if config.lean_layers and alone else (False,)
     ):
         packed = ModelRunner(
             model,
@@ -236,7 +296,7 @@ def _packed(
             kernel=kernel,
             page_size=config.page_size,
         )
-        if kernel is not None and config.cuda_graphs:
+        if kernel is not None and config.cuda_graphs and alone:
             packed.record_graphs()
         problem = self_test.disagreement(packed, cases)
         if problem is None:

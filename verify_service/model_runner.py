@@ -23,6 +23,7 @@ from verify_service.kv_pool import KeyValuePool
 from verify_service.lean_model import LeanPatch, make_lean
 from verify_service.paged_plan import arrays_of, exact_shape
 from verify_service.plan import PassPlan, Segment, build_plan, run_of
+from verify_service.ranks import Ranks
 from verify_service.rotation import LengthRotation
 
 
@@ -95,6 +96,7 @@ class ModelRunner:
             by_head=self.device.type == "cpu",
         )
         self._page_size = page_size
+        self.others: Ranks | None = None  # that run each pass with this one; set once loaded
         self._graphs: Graphs | None = None
         self._asked_to_record = False
 
@@ -113,10 +115,17 @@ class ModelRunner:
         return (
             f"lean {self.lean.layers}, products {'+'.join(sorted(self.lean.forms))}, "
             f"kernel {self._kernel is not None}, graphs {self._asked_to_record}, layout 8"
+            + (f", ranks {self.others.size}" if self.others is not None else "")
         )
 
     @torch.inference_mode()
     def run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
+        if self.others is not None:
+            with self.others.running(segments, rows):
+                return self._run(segments, rows)
+        return self._run(segments, rows)
+
+    def _run(self, segments: Sequence[Segment], rows: list[int] | None) -> Pass:
         if (
             self._graphs is not None
             and rows is None
@@ -152,6 +161,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def fill(self, key: Hashable, slots: Slots | Sequence[int], length: int) -> None:
+        if self.others is not None:
+            self.others.fill(slots[:length])
         self._pool.fill(torch.as_tensor(slots[:length], device=self.device))
 
     @property
@@ -166,6 +177,8 @@ class ModelRunner:
             self._graphs.prepare(sequences, tokens)
 
     def reset(self) -> None:
+        if self.others is not None:
+            self.others.reset()
         if self._graphs is not None:
             self._graphs.forget()
         self._pool.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from dspark.errors import ConfigError
@@ -44,7 +45,7 @@ def _services(worker: Worker[EngineCore]) -> Services:
         "Control": reading(verify_pb2.ControlDown.FromString, control_bounds(context_length))
     }
     servicer = Servicer(verify_pb2_grpc.add_VerifyServicer_to_server, service, NAME, readers)
-    return Services((servicer,))
+    return Services((servicer,), partial(asyncio.to_thread, engine.close))
 
 
 def _load(config: VerifyConfig) -> tuple[EngineCore, Curve | None]:
@@ -70,6 +71,8 @@ def check(config: VerifyConfig) -> None:
     if config.engine == "real" and not config.synthetic and not config.target:
         raise ConfigError("verify.target: required and not given")
     check_worker("verify", config)
+    if config.engine == "synthetic" and config.tensor_parallel_size > 1:
+        raise ConfigError("verify.tensor_parallel_size: a synthetic engine has nothing to divide")
     if config.kv_tokens and config.kv_tokens < config.page_size:
         raise ConfigError(
             f"verify.kv_tokens: {config.kv_tokens} does not hold one page of {config.page_size}"

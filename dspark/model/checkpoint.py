@@ -226,8 +226,12 @@ def load_target(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    ranks: int = 1,
 ) -> LoadedTarget:
     """Loads a causal language model, refused if one weight is missing, extra or misshapen.
+
+    ranks: of the process group that divides it by the library's tensor parallel plan; each of them
+    calls this, and loads its part.
 
     transformers would fill a missing weight with random numbers and a warning.
     """
@@ -250,7 +254,7 @@ def load_target(
             output_loading_info=True,
             # Reported instead of raised, so that `refuse` below can name them.
             ignore_mismatched_sizes=True,
-            **_straight_to(torch.device(device)),
+            **(_divided(ranks) if ranks > 1 else _straight_to(torch.device(device))),
         )
     except Exception as error:  # of any type, for a strange file
         raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
@@ -265,7 +269,8 @@ def load_target(
         if not finite:
             check_finite(f"{folder}: {name}", tensor)
     model = model.to(device).eval().requires_grad_(False)
-    favour_few_rows(model)
+    if ranks == 1:
+        favour_few_rows(model)
     text = model.config.get_text_config()
     return LoadedTarget(
         model=model,
@@ -284,6 +289,13 @@ def _straight_to(device: torch.device) -> dict[str, Any]:
     if device.type == "cpu" or importlib.util.find_spec("accelerate") is None:
         return {}
     return {"device_map": {"": device}}
+
+
+def _divided(ranks: int) -> dict[str, Any]:
+    """Arguments with which the library divides a model between the ranks of the process group."""
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
 def context_length(text: Any) -> int:

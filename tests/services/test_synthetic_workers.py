@@ -80,6 +80,10 @@ async def test_acceptance_over_the_wire_follows_the_domains(cell: Cell) -> None:
             VerifyConfig(target="x", synthetic="y"),
             "verify.synthetic: of use with `engine: synthetic` only",
         ),
+        (
+            VerifyConfig(engine="synthetic", synthetic="y", tensor_parallel_size=2),
+            "verify.tensor_parallel_size: a synthetic engine has nothing to divide",
+        ),
     ],
 )
 async def test_settings_that_cannot_work_are_named(config: VerifyConfig, message: str) -> None:

@@ -111,6 +111,26 @@ def test_a_worker_takes_a_card_where_there_are_cards() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cards", "verifiers", "share", "problem"),
+    [
+        (8, 2, (4.0, 1.0), "no node with 1 GPU free: 10 wanted, 8 there"),
+        (9, 2, (4.0, 0.25), ""),
+        (10, 2, (4.0, 1.0), ""),
+        (3, 1, (4.0, 1.0), "no node with 4 GPU free: 6 wanted, 3 there"),
+    ],
+)
+def test_a_verifier_takes_a_card_for_each_rank(
+    cards: int, verifiers: int, share: tuple[float, float], problem: str
+) -> None:
+    settings = {ProcessRole.VERIFY: {"tensor_parallel_size": 4}, ProcessRole.DRAFT: {}}
+    node = _node(gpus=cards, cpus=64)
+    config = ClusterConfig(**ALONE, verifiers=verifiers, drafters=2)
+    topology, _ = _cell(config, node, settings=settings)
+    assert (topology.replicas["verify/0"].gpus, topology.replicas["draft/0"].gpus) == share
+    assert _fit(topology, node) == problem
+
+
+@pytest.mark.parametrize(
     ("verifiers", "drafters", "cards", "share"),
     [
         (1, 1, 1, (0.6, 0.1)),

@@ -278,6 +278,10 @@ def test_clients_get_a_secret_as_soon_as_strangers_could_reach_an_entry(
         ("verify: {dtype: int3}", "verify.dtype: 'int3' is none of auto"),
         ("verify: {attention: flash}", "verify.attention: 'flash' is none of auto, stateful"),
         ("verify: {kv_tokens: -5}", "verify.kv_tokens: -5 is less than 0"),
+        (
+            "verify: {tensor_parallel_size: 65}",
+            "verify.tensor_parallel_size: 65 is not in 1..64",
+        ),
         ("verify: {kv_tokens: 5}", "verify.kv_tokens: 5 does not hold one page of 16"),
         (
             "draft: {context_tokens: 40, page_size: 64}",
