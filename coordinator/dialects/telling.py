@@ -154,7 +154,8 @@ async def _told(
             if not begun:
                 begun, out = True, [*writer.begin(usage_of(asking))]
             texts = [text for one in shown for text in one.texts]
-            parts = reader.read(texts, over=answer.end is not None)
+            rest = "".join(one.rest for one in shown)
+            parts = reader.read(texts, rest=rest, over=answer.end is not None)
             out += [event for part in parts for event in writer.part(part)]
             if answer.end is not None:
                 usage = usage_of(asking, reader.thought)

@@ -126,7 +126,9 @@ class ChatShape:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def part(self, prompt: int, shown: OutputChunk) -> Object:
-        parts = self._readers[shown.index].read(shown.texts, over=shown.end is not None)
+        parts = self._readers[shown.index].read(
+            shown.texts, rest=shown.rest, over=shown.end is not None
+        )
         return {"delta": _delta(parts), "logprobs": chat_logprobs(self._texts, shown)}
 
     def reason(self, index: int, end: End) -> str:

@@ -60,14 +60,17 @@ class Reader:
         self._inside = inside
         self._reading = self._read()
 
-    def read(self, texts: Iterable[str], *, over: bool) -> list[AnswerPart]:
+    def read(self, texts: Iterable[str], *, rest: str = "", over: bool) -> list[AnswerPart]:
         """Takes the texts of tokens; returns the parts that are certain by now, neighbours of one
-        kind merged. over: the answer ends with them."""
+        kind merged. rest: text behind them, of no new token. over: the answer ends with them."""
         for text in texts:
             was_inside = self._inside
             self._held += text
             next(self._reading)
             self.thought += bool(was_inside and self._inside)
+        if rest:
+            self._held += rest
+            next(self._reading)
         if over:
             self._close()
         parts, self._parts = self._parts, []

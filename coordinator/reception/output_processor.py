@@ -73,6 +73,7 @@ class OutputChunk:
     offset: int  # index in the answer of the first of `tokens`
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of each token, if there is a tokenizer
+    rest: str = ""  # text of earlier tokens, where the answer ends without a new one
     logprobs: list[ScoredToken] = field(default_factory=list)
     end: End | None = None  # of the answer, with its last chunk
 
@@ -83,7 +84,7 @@ class OutputChunk:
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return "".join(self.texts) + self.rest
 
 
 class AnswerOutput:
@@ -131,12 +132,13 @@ class AnswerOutput:
             self.read(piece.part(0, had), at, held)
             shown.end = held.end
             return self.read(piece.part(had, None), at, shown)
-        kept, end, texts = self._read(piece.tokens, piece.end)
+        kept, end, texts, rest = self._read(piece.tokens, piece.end)
         self.answered += len(kept)
         self.unsaid += len(piece.tokens) - len(kept)
         if not had:
             shown.tokens += kept
             shown.texts += texts
+            shown.rest = rest
             shown.logprobs += piece.logprobs[: len(kept)]
         self._count(piece, len(kept), at)
         if end is not None:
@@ -144,13 +146,13 @@ class AnswerOutput:
 
     def _read(
         self, tokens: tuple[int, ...], end: End | None
-    ) -> tuple[tuple[int, ...], End | None, list[str]]:
-        """(tokens that belong to the answer, its end, texts to show). At the end, the last text
-        includes what was held back."""
+    ) -> tuple[tuple[int, ...], End | None, list[str], str]:
+        """(tokens that belong to the answer, its end, their texts to show, the text held back until
+        the end if there is no token to show it with)."""
         if self._text is None:
-            return tokens, end, []
+            return tokens, end, [], ""
         shown: list[str] = []
-        unseen = ""
+        unseen = rest = ""
         for index, token in enumerate(tokens):
             shown.append("")
             last = index == len(tokens) - 1
@@ -166,7 +168,7 @@ class AnswerOutput:
                 break
             shown[-1], matched = self._stops.push(self._text.push(token), may_end=may_end)
             if matched is not None:
-                return tokens[: index + 1], End(Reason.STOP, text=matched), shown
+                return tokens[: index + 1], End(Reason.STOP, text=matched), shown, ""
         if end is not None:
             may_end = self.answered + len(tokens) > self._min_tokens
             piece, matched = self._stops.push(self._text.flush(), may_end=may_end)
@@ -174,11 +176,11 @@ class AnswerOutput:
             piece += unseen if self._show_stop else ""
             if shown:
                 shown[-1] += piece
-            elif piece:
-                shown.append(piece)
+            else:
+                rest = piece
             if matched is not None and end.reason is Reason.LENGTH:
                 end = End(Reason.STOP, text=matched)
-        return tokens, end, shown
+        return tokens, end, shown, rest
 
     def _count(self, piece: CommittedTokens, kept: int, at: float) -> None:
         stats = self.stats

@@ -1,14 +1,19 @@
 """The table of rows names programs that are there, each beside its document."""
 
+import asyncio
 import importlib
 import json
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.faults import __main__ as runner
 from tests.faults import report
+from tests.faults.rows import r08_overload
 from tests.faults.rows.program import quantile, statement
 from tests.faults.rows.table import LONG, QUICK, Entry
 
@@ -87,3 +92,12 @@ def test_a_program_that_takes_too_long_or_gives_no_row_is_told_as_missing(
     row = json.loads(capsys.readouterr().out)
     assert (ended.status != 0, row["row"], row["holds"]) == (True, words[1:3], False)
     assert said in row["value"]["error"]
+
+
+def test_a_cell_that_refuses_for_good_is_not_back_after_a_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = SimpleNamespace(sent=1.0, ended=1.001, error="Overloaded")
+    told = AsyncMock(return_value=SimpleNamespace(answers=[refused]))
+    monkeypatch.setattr(r08_overload, "loaded", told)
+    assert asyncio.run(r08_overload._alone(None, 1)) == math.inf

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from coordinator.answers.answer import CommittedTokens, End, FirstCommit, Reason, Round, cut
+from coordinator.http.reader import Reader
 from coordinator.reception.output_processor import (
     OutputChunk,
     OutputProcessor,
@@ -134,10 +135,15 @@ def test_what_is_held_back_comes_out_when_something_else_ends_the_answer() -> No
     told.read(CommittedTokens((), End(Reason.ABORT)))
     assert told.text == "xST"
     assert told.reading.end == End(Reason.ABORT)
-    told = Told()
-    told.say("x", 1)
-    told.read(CommittedTokens((), End(Reason.ABORT)))
-    assert [one.texts for one in told.shown] == [["x"], []]
+    assert [len(one.texts) for one in told.shown] == [len(one.tokens) for one in told.shown]
+    reader = Reader(inside=True)
+    parts = [
+        part
+        for one in told.shown
+        for part in reader.read(one.texts, rest=one.rest, over=one.end is not None)
+    ]
+    assert "".join(part.reasoning for part in parts) == "xST"
+    assert reader.thought == 3, "what is held back is of tokens that were counted"
 
 
 def test_a_special_token_that_is_a_stop_string_ends_the_answer_though_it_has_no_text() -> None:

@@ -212,18 +212,19 @@ def test_what_is_taken_down_once_ray_is_there_stays_down(
         return topology, ""
 
     def report(_: object) -> None:
-        cell_file().unlink()
+        cell_file().unlink(missing_ok=True)
         raise NoAnswer("it is gone, or starts again")
 
     head = Head("127.0.0.1:1", os.getpid(), tmp_path, "")
-    ray = mock.Mock(report=report)
+    ray = mock.Mock(report=mock.Mock(side_effect=report))
     monkeypatch.setattr(up, "start_head", lambda token, cell_id, environ, noted, **_: noted(head))
     monkeypatch.setattr(up, "joined", lambda _: contextlib.nullcontext(ray))
     monkeypatch.setattr(up, "check_guarded", lambda *_, **__: None)
     monkeypatch.setattr(up, "reserve", reserve)
     with pytest.raises(Unavailable, match="`dspark down` ended the cell while it started"):
-        begin(replace(LOCAL, start_timeout_s=20.0))
+        begin(replace(LOCAL, start_timeout_s=5.0))
     assert not cell_file().exists()
+    assert ray.start_controller.call_count == ray.report.call_count == silent
 
 
 def test_a_start_that_is_broken_off_twice_is_taken_down_wholly(
