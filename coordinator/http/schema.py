@@ -133,9 +133,9 @@ _LABELS = {
 
 
 class StreamOptions(BodyPart):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SpeculationFields(BodyPart):

@@ -86,7 +86,7 @@ class TokenizeBody(PromptFields):
     prompt: str | None = None
     messages: Listed[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(BodyPart):
