@@ -29,6 +29,7 @@ log = structlog.get_logger("dspark.feature_receiver")
 NAME = "dspark.wire.v1.Features"
 MAX_ROWS = 4096  # of one chunk
 AHEAD = 64  # chunks of a stream that wait for the device, beyond which no more are read
+QUEUE_ROWS = 1 << 18  # rows of all streams that may wait for the device
 BOUNDS = Bounds({3: ("projection", KIB), 9: ("token_ids", 5 * MAX_ROWS), 10: ("rows", MAX_MESSAGE)})
 
 Chunk = tuple[features_pb2.FeatureChunk, Rows | Refusal]  # with its rows, or why it has none
@@ -39,6 +40,7 @@ class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
 
     def __init__(self, worker: Worker[DraftEngineCore]) -> None:
         self._worker, self._metrics = worker, worker.metrics
+        self._waiting = 0  # rows of all streams that wait for the device
 
     async def Push(
         self,
@@ -57,6 +59,7 @@ class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
                         break
                     chunks.append(more)
                     rows += len(more[0].token_ids)
+                self._waiting -= _rows_of(chunks)
                 outcomes = await self._outcomes([each for _, each in chunks])
                 done += len(chunks)
                 yield self._acknowledgement(done, [each for each, _ in chunks], outcomes)
@@ -64,6 +67,8 @@ class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
                 raise chunk
         finally:
             reading.cancel()
+            left = [ahead.get_nowait() for _ in range(ahead.qsize())]  # of a stream that broke
+            self._waiting -= _rows_of(left)
 
     async def _read_all(
         self,
@@ -77,12 +82,19 @@ class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
                 if too_large is not None:  # how many rows it had is not known
                     self._metrics.dropped.labels(kind="feature_chunk", reason="too_large").inc()
                     raise too_large
-                await ahead.put((chunk, self._read(chunk)))
+                arrived = chunk, self._read(chunk)
+                if isinstance(arrived[1], Refusal):
+                    chunk.ClearField("rows")  # what is refused takes no memory until it is told
+                await ahead.put(arrived)
+                self._waiting += _rows_of([arrived])
         except Exception as error:
             end = error
         await ahead.put(end)
 
     def _read(self, chunk: features_pb2.FeatureChunk) -> Rows | Refusal:
+        if self._waiting + len(chunk.token_ids) > QUEUE_ROWS:
+            why = f"{self._waiting} feature rows wait for the device"
+            return Refusal(RefusalReason.NO_PAGES, why)
         if chunk.sink_incarnation != self._worker.incarnation:
             return Refusal(
                 RefusalReason.WRONG_INCARNATION,
@@ -148,3 +160,9 @@ class FeatureReceiver(features_pb2_grpc.FeaturesServicer):
                 for at, rows in watermarks.items()
             ],
         )
+
+
+def _rows_of(arrived: Sequence[Chunk | Exception | None]) -> int:
+    """The rows among what streams brought."""
+    chunks = [each for each in arrived if isinstance(each, tuple)]
+    return sum(len(read.rows) for _, read in chunks if isinstance(read, Rows))

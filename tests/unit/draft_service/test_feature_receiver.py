@@ -2,13 +2,14 @@
 whatever happens; who reads no acknowledgements is not read from."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from draft_service.feature_receiver import AHEAD, BOUNDS, MAX_ROWS, FeatureReceiver
+from draft_service.feature_receiver import AHEAD, BOUNDS, MAX_ROWS, QUEUE_ROWS, FeatureReceiver
 from draft_service.interface import Rows
 from dspark.errors import InvalidRequest
 from dspark.runtime.device_worker import DeviceWorker
@@ -50,12 +51,14 @@ def chunk(sequence: int, start: int = 0, count: int = 100, **more: Any) -> bytes
     return made.SerializeToString()
 
 
-def pushed(worker: Any, chunks: AsyncIterator[bytes]) -> AsyncGenerator[Ack, None]:
+def pushed(
+    worker: Any, chunks: AsyncIterator[bytes], receiver: FeatureReceiver | None = None
+) -> AsyncGenerator[Ack, None]:
     async def read() -> AsyncIterator[Read[features_pb2.FeatureChunk]]:
         async for data in chunks:
             yield reading(features_pb2.FeatureChunk.FromString, BOUNDS)(data)
 
-    return FeatureReceiver(worker).Push(read(), cast(Any, None))
+    return (receiver or FeatureReceiver(worker)).Push(read(), cast(Any, None))
 
 
 async def test_what_cannot_be_taken_is_refused_and_the_next_rows_are_taken() -> None:
@@ -126,4 +129,34 @@ async def test_who_reads_no_acknowledgements_is_not_read_from() -> None:
     told = [first, *[ack async for ack in acks]]
     assert told[-1].chunks == read == 5 * AHEAD
     assert sum(len(ack.refused) for ack in told) == read
+    worker.device.close()
+
+
+async def test_all_streams_together_bring_no_more_rows_than_may_wait() -> None:
+    worker, each = worker_of(), AHEAD // 2
+    receiver, freed = FeatureReceiver(worker), threading.Event()
+    busy = asyncio.create_task(worker.device.run(freed.wait, 60))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(each):
+            yield chunk(1, count=MAX_ROWS)
+
+    async def push() -> int:
+        acks = [ack async for ack in pushed(worker, chunks(), receiver)]
+        return sum(len(ack.refused) for ack in acks)
+
+    for streams in (2, 3):
+        pushes = [asyncio.create_task(push()) for _ in range(streams)]
+        for _ in range(20 * AHEAD):
+            await asyncio.sleep(0)
+        if streams == 2:  # they break while the device is busy, and leave their room to others
+            for one in pushes:
+                one.cancel()
+            await asyncio.gather(*pushes, return_exceptions=True)
+    freed.set()
+    await busy
+    refused = sum(await asyncio.gather(*pushes))
+    assert refused == 3 * each - QUEUE_ROWS // MAX_ROWS
+    told = {"kind": "feature_rows", "reason": "no_pages"}
+    assert worker.metrics.value("dropped_total", **told) == refused * MAX_ROWS
     worker.device.close()
