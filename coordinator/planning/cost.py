@@ -8,10 +8,14 @@ cost, a step is looked up by (tokens, sequences): tokens added to the same seque
 cheaper than tokens that bring new sequences.
 
 Finished steps correct the curve by one slow ratio of measured to expected for each kind: plain
-rounds, passes of drafted rounds, drafts. The rest of a drafted round is the time between them.
-Passes with prompt tokens correct nothing. A verifier that becomes slower is so in rounds of both
-kinds, while only one kind is run: what changes in the usual kind changes in the other one, whose
-own rounds say what they take beside it.
+rounds, passes of drafted rounds, drafts, rounds of two cohorts. The rest of a drafted round is the
+time between them. Passes with prompt tokens correct nothing. A verifier that becomes slower is so
+in rounds of both kinds, while only one kind is run: what changes in the usual kind changes in the
+other one, whose own rounds say what they take beside it.
+
+Two cohorts compute at the same time: where verifier and drafter share processors or a card, each
+takes longer than alone. What was seen of that fades while there is one cohort, so that two are
+tried again.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ FAR = 1 << 20  # tokens beyond the grid to which its last slope goes on
 WEIGHT = 0.05  # least weight of one round in a running mean
 USUAL = 8  # measured rounds of one kind in a row, from which on it is the usual one
 OUTLIER = 1.5  # one measurement counts as at most so many times the mean, or its inverse
+FADES = 1 / 4096  # share of what is known of two cohorts that is forgotten in a round of one
 
 
 class CostCurve:
@@ -136,14 +141,16 @@ class CostCorrector:
     plain: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafted: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     drafting: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
+    # rounds of two cohorts, over what they would take on devices of their own
+    paired: RunningRatio = field(default_factory=lambda: RunningRatio(1.0))
     _usual: RunningRatio | None = None  # of the kind that is run, apart from a few tries
     _last: RunningRatio | None = None
     _in_row: int = 0  # measured rounds of the last kind
 
-    def verified(self, took: float, *, drafted: bool) -> None:
-        """Corrects by a pass of a drafted round, or a plain round, that took so many times what was
-        expected."""
-        own, other = (self.drafted, self.plain) if drafted else (self.plain, self.drafted)
+    def correct(self, own: RunningRatio, took: float) -> None:
+        """Corrects one kind (`plain`, `drafted` or `paired`) by a round that took so many times
+        what was expected."""
+        other = self.drafted if own is self.plain else self.plain
         self._in_row = self._in_row + 1 if own is self._last else 1
         self._last = own
         before = own.value
@@ -152,6 +159,9 @@ class CostCorrector:
             other.value *= own.value / before
         elif self._in_row >= USUAL:
             self._usual = own
+        if own is not self.paired:
+            self.paired.seen = 0  # the next one counts whole
+            self.paired.value += FADES * (1.0 - self.paired.value)
 
     def plain_s(self, sequences: float, context: float) -> float:
         return self.plain.value * self.verify.measured(sequences, context, sequences)
@@ -173,10 +183,13 @@ class CostCorrector:
         `drafting` of them have `slots` drafted.
 
         With two cohorts one drafts while the other is verified: the longest of both passes, of both
-        drafts, and of one cohort's round by itself.
+        drafts, and of one cohort's round by itself, as far as devices are not shared.
         """
         part = sequences / cohorts
         step = self.drafted.value * self.verify.stairs(tokens / cohorts, context, part)
         draft = self.draft_s(drafting / cohorts, slots)
         alone: Floats = step + draft + self.hop.value
-        return alone if cohorts == 1 else np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)
+        if cohorts == 1:
+            return alone
+        longest: Floats = np.maximum(np.maximum(2.0 * step, 2.0 * draft), alone)
+        return self.paired.value * longest

@@ -127,7 +127,8 @@ class LanePlans:
         self._planner.learn(
             applied,
             self._context,
-            alone=self.in_force.cohorts == 1,
+            cohorts=self.in_force.cohorts,
+            together=len(self._members),
             drafted=any(each.confidence and self._adapts(each.sequence) for each in rounds),
         )
 

@@ -59,27 +59,35 @@ class Planner:
         self._lane: PlannedLane | None = None  # as of the last plan
         self._drafted: bool | None = None  # whether the last pass was of drafted blocks
 
-    def learn(self, applied: ValidRounds, context: float, *, alone: bool, drafted: bool) -> None:
-        """Learns from one pass, of a round at least. context: mean committed length. alone: no
-        other cohort takes turns with it. drafted: whether sequences had blocks whose terms are this
-        planner's."""
+    def learn(
+        self, applied: ValidRounds, context: float, *, cohorts: int, together: int, drafted: bool
+    ) -> None:
+        """Learns from one pass, of a round at least. context: mean committed length. together:
+        sequences of the lane, in so many cohorts. drafted: whether sequences had blocks whose terms
+        are this planner's."""
         report, rounds, timing = applied.report, applied.rounds, applied.report.timing
         confidence = _grid([each.confidence for each in rounds])
         count, width = confidence.shape
+        rows = [row for row, each in enumerate(rounds) if len(each.confidence)]
         again, self._drafted = self._drafted is (width > 0), width > 0
         self._tries.seen(drafted)
         if again and not report.prefill_tokens:
-            expected_s = self.cost.verify.measured(report.tokens, context, count)
-            if width:
-                self.cost.verified(timing.forward_s / expected_s, drafted=True)
-                if alone:
-                    self.cost.hop.add(timing.round_s - timing.forward_s - timing.draft_s)
-            elif alone:
-                self.cost.verified(timing.round_s / expected_s, drafted=False)
-        rows = [row for row, each in enumerate(rounds) if len(each.confidence)]
+            cost, alone = self.cost, cohorts == 1
+            expected_s = cost.verify.measured(report.tokens, context, count)
+            if not width and alone:
+                cost.correct(cost.plain, timing.round_s / expected_s)
+            elif width and alone:
+                cost.correct(cost.drafted, timing.forward_s / expected_s)
+                cost.hop.add(timing.round_s - timing.forward_s - timing.draft_s)
+            elif width and count < together:  # else a pass of before the lane was parted
+                parts = together / count
+                tokens = np.array([parts * report.tokens])
+                seconds = cost.round_s(tokens, context, together, parts * len(rows), width, 2)
+                cost.correct(cost.paired, cost.paired.value * timing.round_s / float(seconds[0]))
         if rows:
-            expected_s = max(self.cost.draft(len(rows), width), LEAST_SECONDS)
-            self.cost.drafting.add(timing.draft_s / expected_s)
+            if cohorts == 1:
+                expected_s = max(self.cost.draft(len(rows), width), LEAST_SECONDS)
+                self.cost.drafting.add(timing.draft_s / expected_s)
             self.acceptance.observe(
                 applied.keys,
                 confidence,

@@ -80,6 +80,7 @@ def learn(
     keys: Sequence[str] = (),
     prompts: int = 0,  # tokens of them
     drafted: bool = False,
+    together: int = 0,  # sequences of two cohorts, of which these are one; 0: there is one alone
 ) -> None:
     """Of a pass by sequences of the same weight. verified, accepted: of each, or of all alike."""
     count = len(confidence)
@@ -98,7 +99,8 @@ def learn(
     planner.learn(
         ValidRounds(report, rounds, list(keys) or ["d"] * count, [1.0] * count, [False] * count),
         CONTEXT,
-        alone=True,
+        cohorts=2 if together else 1,
+        together=together or count,
         drafted=drafted,
     )
 

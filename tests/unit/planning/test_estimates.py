@@ -31,13 +31,13 @@ def test_a_verifier_that_becomes_slower_is_so_in_rounds_of_both_kinds() -> None:
     """Else drafts begin whenever it is slower for a moment: their rounds look as fast as then."""
     cost = planner_of(COSTS["gpu"]).cost
     for _ in range(20 * USUAL):
-        cost.verified(1.0, drafted=False)
+        cost.correct(cost.plain, 1.0)
     for _ in range(20 * USUAL):
-        cost.verified(1.5, drafted=True)
+        cost.correct(cost.drafted, 1.5)
     assert cost.plain.value == pytest.approx(1.0, rel=0.2), "drafted rounds take longer by nature"
     ratio = cost.drafted.value / cost.plain.value
     for _ in range(20 * USUAL):
-        cost.verified(2.0, drafted=True)
+        cost.correct(cost.drafted, 2.0)
     assert cost.drafted.value == pytest.approx(2.0, rel=0.01)
     assert cost.drafted.value / cost.plain.value == pytest.approx(ratio)
 
@@ -47,9 +47,9 @@ def test_what_is_tried_says_what_it_takes_beside_the_usual() -> None:
     for number in range(200 * USUAL):
         speed, usual = 1.0 + 0.3 * (number > 100 * USUAL), cost.plain.value
         for _ in range(IN_A_ROW if number % USUAL == 0 else 0):
-            cost.verified(1.2 * speed, drafted=True)
+            cost.correct(cost.drafted, 1.2 * speed)
         assert number < USUAL or cost.plain.value == usual, "a try says nothing of plain rounds"
-        cost.verified(speed, drafted=False)
+        cost.correct(cost.plain, speed)
     assert cost.plain.value == pytest.approx(1.3, rel=0.05)
     assert cost.drafted.value / cost.plain.value == pytest.approx(1.2, rel=0.05)
 

@@ -179,15 +179,20 @@ def test_cohorts_are_as_told_or_whichever_is_faster(cohorts: int, expected: set[
     assert expected <= seen or cohorts == 0
 
 
-def test_passes_of_two_cohorts_say_nothing_of_what_lies_between() -> None:
-    made = plans("fixed:7", "fixed:7", cohorts=2)
+@pytest.mark.parametrize(("members", "seen"), [(4, 1), (2, 0)])
+def test_a_pass_of_one_of_two_cohorts_says_what_both_take_and_one_of_all_says_nothing(
+    members: int, seen: int
+) -> None:
+    """The report has two sequences."""
+    made = plans(*["fixed:7"] * members, cohorts=2)
     told(made)
     assert made.in_force.cohorts == 2
+    cost = made._planner.cost
     made.learn(report())
-    assert made._planner.cost.drafted.seen == 0, "the first of its kind"
+    assert cost.paired.seen == 0, "the first of its kind"
     made.learn(report())
-    assert made._planner.cost.hop.seen == 0
-    assert made._planner.cost.drafted.seen == 1
+    assert cost.paired.seen == seen
+    assert [each.seen for each in (cost.hop, cost.plain, cost.drafted, cost.drafting)] == [0] * 4
 
 
 def test_chances_are_read_by_row_and_slot_and_left_out_where_they_do_not_fit() -> None:

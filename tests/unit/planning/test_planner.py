@@ -178,6 +178,29 @@ def test_two_cohorts_where_halves_hide_drafts_and_one_where_halves_cost_a_whole_
         assert planner.next(lane(64, cohorts=1)).cohorts == 1
 
 
+def test_two_cohorts_that_compute_on_the_same_processors_become_one_until_that_is_forgotten() -> (
+    None
+):
+    costs = Costs(lambda t: 8e-3 + 1e-3 * t, lambda n, k: 1e-3 + 1e-3 * n, 2e-3)
+    planner, sure = planner_of(costs, explore=0.0), np.full((8, SLOTS), 0.6)
+
+    def run(cohorts: int, rounds: int) -> int:
+        """Cohorts that are planned after rounds of so many."""
+        size = 8 // cohorts
+        apart_s = costs.round_s(2 * size, size, 1)
+        seconds = (costs.verify_s(2 * size), cohorts * apart_s, costs.draft_s(size, 1))
+        for _ in range(rounds):
+            learn(planner, sure[:size, :1], 1, 1, seconds, together=8 * (cohorts - 1))
+            planner.renew()
+        return planner.next(lane(8)).cohorts
+
+    assert run(1, 20) == 2, "by the curves, which were measured one after the other"
+    assert run(2, 6) == 1
+    assert run(1, 200) == 1
+    assert run(1, 20_000) == 2
+    assert run(2, 6) == 1
+
+
 def test_a_plan_expects_a_draft_with_what_lies_between() -> None:
     costs = COSTS["gpu"]
     plan = planner_of(costs).next(lane(8, cohorts=1))
