@@ -12,6 +12,7 @@ any rank: the coordinator goes on elsewhere, as after every loss of a verifier.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -77,6 +78,7 @@ class Ranks:
         cannot have a device, or an equal part of the target, each."""
         check_devices(self._config)
         check_plan(self._config)
+        atexit.register(self.close)  # of a process that is stopped while it loads
         told = {"config": dataclasses.asdict(self._config), "folder": self._folder.name}
         for rank in range(1, self._config.tensor_parallel_size):
             ours, theirs = socket.socketpair()
@@ -128,6 +130,7 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the other ranks."""
+        atexit.unregister(self.close)
         self._closing.set()
         for pipe in self._pipes:
             pipe.close()

@@ -213,6 +213,20 @@ def test_a_target_that_rank_0_refuses_is_refused_with_its_reason(others: Ranks) 
         raise CheckpointError("of another width")
 
 
+@pytest.mark.parametrize("others", ["exec cat >/dev/null"], indirect=True)
+def test_a_process_that_is_stopped_while_it_loads_ends_its_ranks_before_python_ends(
+    others: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its loading thread is inside torch when Python is gone, which aborts the process."""
+    last: list[Any] = []
+    monkeypatch.setattr(ranks.atexit, "register", last.append)
+    others.start()
+    assert not others._ended.wait(0.1)
+    for each in last:
+        each()
+    assert came(lambda: others._codes == {1: 0})
+
+
 def test_a_rank_that_cannot_serve_its_part_leaves_the_reason(tmp_path: Path) -> None:
     told = {"config": {"target": str(tmp_path / "none"), "tensor_parallel_size": 1}}
     frame = json.dumps({**told, "folder": str(tmp_path)}).encode()
