@@ -33,16 +33,22 @@ _SIZES = (
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def ranks_of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
+    """Processes of a worker: a verifier has one for each rank of its target."""
+    return int(settings.get("tensor_parallel_size", 1)) if role is ProcessRole.VERIFY else 1
+
+
 def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
-    """Bytes of main memory of one process; on a processor unless its settings name a card."""
+    """Bytes of main memory of one worker; on a processor unless its settings name a card."""
     if role not in POOLS or settings.get("engine") == "synthetic":
         return LIGHT
     if str(settings.get("device")).startswith("cuda"):
-        return ON_CARD
+        return ON_CARD * ranks_of(role, settings)
+    itself = HEAVY * ranks_of(role, settings)
     verifies = role is ProcessRole.VERIFY
     folder = _folder(str(settings.get("target" if verifies else "drafter") or ""))
     if folder is None:
-        return HEAVY
+        return itself
     number = _BYTES.get(str(settings.get("dtype")), 4)  # `auto` is float32 on a processor
     try:
         config = read_json(folder / CONFIG_NAME)
@@ -50,14 +56,14 @@ def of(role: ProcessRole, settings: Mapping[str, Any]) -> int:
         stored = _BYTES[keys.dtype("dtype")]
         row = _row(keys, folder)
     except DsparkError:  # the worker itself reports what is wrong
-        return HEAVY
+        return itself
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) * number // stored
     if verifies:
         tokens = int(settings["kv_tokens"]) or KV_TOKENS
-        return HEAVY + weights + tokens * (row * number + _features(settings))
+        return itself + weights + tokens * (row * number + _features(settings))
     if "target_layer_ids" in config:
         weights += _left_out(folder, keys) * number
-    return HEAVY + weights + int(settings["context_tokens"]) * row * number
+    return itself + weights + int(settings["context_tokens"]) * row * number
 
 
 def _features(settings: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.footprint import ON_CARD
+from deploy.footprint import ON_CARD, ranks_of
 from deploy.topology import POOLS, ProcessRole, Replica, Topology
 
 ROOM = 8  # threads that every node has room for
@@ -60,7 +60,10 @@ def reserve(
     """
     cpus = _cpus(topology, nodes, most, own=own)
     gpus = _gpus(topology, nodes, most, own=own)
-    memory = {role: ON_CARD if gpus[role] else size for role, size in memory.items()}
+    ranks = _ranks(topology)
+    memory = {
+        role: ON_CARD * ranks.get(role, 1) if gpus[role] else size for role, size in memory.items()
+    }
     gib, warning = _memory(topology, nodes, memory, own=own)
     templates = {
         role: replace(template, cpus=cpus[role], gpus=gpus[role], memory_gib=gib[role])
@@ -76,8 +79,9 @@ def reserve(
 
 
 def _cpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amounts:
+    ranks = _ranks(topology)
     threads = {
-        role: float(template.settings.get("threads") or 1)
+        role: float(max(template.settings.get("threads") or 1, ranks[role]))
         for role, template in topology.templates.items()
     }
     said = {role: template.cpus for role, template in topology.templates.items()}
@@ -95,13 +99,16 @@ def _cpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amount
     }
 
 
+def _ranks(topology: Topology) -> dict[ProcessRole, int]:
+    return {role: ranks_of(role, each.settings) for role, each in topology.templates.items()}
+
+
 def _gpus(topology: Topology, nodes: Nodes, most: Sizes, *, own: bool) -> Amounts:
     cards = int(_total(nodes, "GPU"))
     wanting = {role for role in POOLS if _wants_card(topology.templates[role].settings, cards)}
     share = dict.fromkeys(wanting, 1.0)
     drafters = most[ProcessRole.DRAFT] if ProcessRole.DRAFT in wanting else 0
-    # on one node, as Ray places an actor whole
-    ranks = topology.templates[ProcessRole.VERIFY].settings.get("tensor_parallel_size", 1)
+    ranks = _ranks(topology)[ProcessRole.VERIFY]  # on one node, as Ray places an actor whole
     spare = cards
     if ProcessRole.VERIFY in wanting:
         share[ProcessRole.VERIFY] = float(ranks)

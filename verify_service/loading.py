@@ -180,12 +180,20 @@ def _slot_bytes(
     config: VerifyConfig, target: LoadedTarget, device: torch.device, dtype: torch.dtype
 ) -> int | None:
     """Bytes per token slot on this device, which ranks share if it is the processors; None for
-    unknown layers, which the self-test judges."""
+    unknown layers, which the self-test judges. By some plans every rank has the keys of all
+    heads."""
     try:
         each = slot_bytes(decoder_layers(target.model), dtype)
     except CheckpointError:
         return None
-    return each // (1 if device.type == "cpu" else config.tensor_parallel_size) if each else each
+    size = config.tensor_parallel_size
+    if each is None or size == 1:
+        return each
+    divided = any(
+        name.endswith("k_proj") and style == "colwise"
+        for name, style in target.model.tp_plan.items()
+    )
+    return each * (size if device.type == "cpu" else 1) // (size if divided else 1)
 
 
 def pass_bytes(config: VerifyConfig, target: LoadedTarget, dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -21,7 +22,8 @@ from verify_service.config import VerifyConfig
 def main(arguments: list[str]) -> int:
     rank, parent = map(int, arguments)
     end_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # of the whole group: rank 0 ends in order
+    # of the whole group: rank 0 ends in order
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wait_briefly()
     configure_logging(role="verify", name=f"rank/{rank}")
@@ -31,12 +33,14 @@ def main(arguments: list[str]) -> int:
     from verify_service.ranks import Command
 
     told = json.loads(ranks.receive(sys.stdin.buffer))
-    config = VerifyConfig(**told["config"])
+    config, folder = VerifyConfig(**told["config"]), Path(told["folder"])
     try:
-        ranks.join(config.tensor_parallel_size, rank, Path(told["folder"]))
+        ranks.join(config.tensor_parallel_size, rank, folder)
         runner = load_rank(config, rank)
-    except DsparkError as error:  # rank 0 tells it, too
+    except DsparkError as error:  # rank 0 tells it, while it is there
         print(f"rank {rank}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            ranks.refusal(folder, rank).write_text(str(error))
         return 1
     while frame := ranks.receive(sys.stdin.buffer):
         numbers = np.frombuffer(frame[8:], np.int64)

@@ -1,10 +1,10 @@
 """A target over several devices: tensor parallel by the library's own plan, a process per device.
 
 Rank 0 is the verifier. The other ranks are its child processes on the same machine: each loads its
-part of the weights as rank 0 does, keeps the keys and values of its own heads, and runs the passes
+part of the weights as rank 0 does, keeps the keys and values of its heads, and runs the passes
 that rank 0 tells it. Sequences, pages, rule, feature rows and streams are rank 0's alone.
 
-Passes go to each child through a pipe, as integers; what layers exchange goes through
+Passes go to each child through a socket, as integers; what layers exchange goes through
 torch.distributed. Ranks find each other by a file, and listen on loopback. After a pass that failed
 halfway they would no longer agree on the next one, so that ends the verifier, as does the end of
 any rank: the coordinator goes on elsewhere, as after every loss of a verifier.
@@ -12,6 +12,7 @@ any rank: the coordinator goes on elsewhere, as after every loss of a verifier.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -34,7 +35,7 @@ import torch
 from torch import distributed
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from dspark.errors import ConfigError, DsparkError
+from dspark.errors import ConfigError
 from dspark.model.config_keys import CONFIG_NAME, read_json, text_keys
 from dspark.model.location import locate
 from dspark.model.placement import pick_device
@@ -47,6 +48,7 @@ log = structlog.get_logger("dspark.verify")
 KEY = "verify.tensor_parallel_size"
 EXCHANGE_S = 600.0  # longest wait of one rank for another within a pass or while loading
 NOTICE_S = 5.0  # a verifier that refuses its target says so within it, after a rank's end
+ENDS_S = 0.5  # a rank whose connections have closed has ended within it
 
 Numbers = npt.NDArray[np.int64]
 
@@ -67,25 +69,32 @@ class Ranks:
         self._config, self.size = config, config.tensor_parallel_size
         self._folder = tempfile.TemporaryDirectory(prefix="dspark-ranks-")
         self._children: list[subprocess.Popen[bytes]] = []
-        self._closing = threading.Event()
+        self._pipes: list[socket.socket] = []
+        self._codes: dict[int, int] = {}  # exit codes of ranks that have ended
+        self._ended, self._closing = threading.Event(), threading.Event()
 
     def start(self) -> None:
         """Starts a process for each other rank, which begins to load. Raises ConfigError where they
         cannot have a device, or an equal part of the target, each."""
         check_devices(self._config)
         check_plan(self._config)
+        atexit.register(self.close)  # of a process that is stopped while it loads
         told = {"config": dataclasses.asdict(self._config), "folder": self._folder.name}
         for rank in range(1, self._config.tensor_parallel_size):
-            child = subprocess.Popen(
-                [sys.executable, "-m", "verify_service.rank", str(rank), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=2,  # stdout is for the one line of a process that serves
-            )
+            ours, theirs = socket.socketpair()
+            ours.settimeout(EXCHANGE_S)
+            self._pipes.append(ours)
+            with theirs:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "verify_service.rank", str(rank), str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=2,  # stdout is for the one line of a process that serves
+                )
             self._children.append(child)
-            _send(_pipe(child), json.dumps(told).encode())
             threading.Thread(
                 target=self._watch, args=(rank, child), name=f"rank-{rank}", daemon=True
             ).start()
+            _send(ours, json.dumps(told).encode())
         join(self._config.tensor_parallel_size, 0, Path(self._folder.name))
 
     @contextlib.contextmanager
@@ -95,12 +104,12 @@ class Ranks:
             self.start()
             yield
         except BaseException as error:
-            ended = [rank for rank, child in enumerate(self._children, 1) if child.poll()]
+            # A rank that ends breaks what this one exchanges with it, wherever that was.
+            self._ended.wait(ENDS_S if self._children else 0)
+            reasons = [self._reason(rank) for rank in self._first_ended()]
             self.close()
-            if ended and not isinstance(error, DsparkError):  # what is left of the group's meeting
-                raise ConfigError(
-                    f"{KEY}: rank {ended[0]} ended while loading; its own line says why"
-                ) from error
+            if reasons:
+                raise ConfigError(reasons[0]) from error
             raise
 
     @contextlib.contextmanager
@@ -121,10 +130,10 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the other ranks."""
+        atexit.unregister(self.close)
         self._closing.set()
-        for child in self._children:
-            with contextlib.suppress(BrokenPipeError):
-                _pipe(child).close()
+        for pipe in self._pipes:
+            pipe.close()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         os.environ.pop("LOCAL_RANK", None)
@@ -132,24 +141,39 @@ class Ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(NOTICE_S)
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # held by a driver
+                child.wait(NOTICE_S)
         self._folder.cleanup()
 
     def _tell(self, what: Command, numbers: Numbers) -> None:
         frame = int(what).to_bytes(8, "little") + numbers.tobytes()
         try:
-            for child in self._children:
-                _send(_pipe(child), frame)
-        except BrokenPipeError as error:
-            self._end(f"a rank has ended: {error}")
+            for pipe in self._pipes:
+                _send(pipe, frame)
+        except OSError as error:  # of time, too: a rank that hangs does not read
+            self._end(f"a rank cannot be told: {error}")
             raise
 
     def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
-        code = child.wait()
+        self._codes[rank] = child.wait()
+        self._ended.set()
         # While loading, this process mostly has the same reason to refuse its target, and a better
         # place to say so.
         if not self._closing.wait(NOTICE_S):
-            self._end(f"rank {rank} ended with {code}")
+            self._end(self._reason(rank))
+
+    def _first_ended(self) -> list[int]:
+        """Ranks that have ended, first those that did not say why: what others say followed."""
+        return sorted(self._codes, key=lambda rank: (self._said(rank).exists(), rank))
+
+    def _reason(self, rank: int) -> str:
+        said = self._said(rank)
+        if said.exists():
+            return said.read_text()
+        return f"{KEY}: rank {rank} ended with {self._codes[rank]}; its own lines say more"
+
+    def _said(self, rank: int) -> Path:
+        return refusal(Path(self._folder.name), rank)
 
     def _end(self, reason: str) -> None:
         """Ends this process at once: a pass may wait for ranks that will never answer."""
@@ -178,7 +202,10 @@ def check_plan(config: VerifyConfig) -> None:
     folder = locate(config.target, revision=config.target_revision)
     settings = text_keys(read_json(folder / CONFIG_NAME)).raw
     kind = settings.get("model_type")
-    if kind in CONFIG_MAPPING and not CONFIG_MAPPING[kind].base_model_tp_plan:
+    # a rule with a star is one for layers; some plans divide the embedding alone
+    if kind in CONFIG_MAPPING and not any(
+        "*" in rule for rule in CONFIG_MAPPING[kind].base_model_tp_plan or ()
+    ):
         raise ConfigError(f"{KEY}: the library has no plan that divides a target of type {kind}")
     for name, heads in settings.items():
         counts = name.endswith(("attention_heads", "key_value_heads")) and type(heads) is int
@@ -244,14 +271,13 @@ def read_pass(numbers: Numbers) -> PassOrder:
     return PassOrder(segments, None if many < 0 else numbers[2 : 2 + many].tolist())
 
 
-def _pipe(child: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert child.stdin is not None
-    return child.stdin
+def refusal(folder: Path, rank: int) -> Path:
+    """The file in which a rank says why it cannot serve its part."""
+    return folder / f"refused-{rank}"
 
 
-def _send(pipe: IO[bytes], frame: bytes) -> None:
-    pipe.write(len(frame).to_bytes(8, "little") + frame)
-    pipe.flush()
+def _send(pipe: socket.socket, frame: bytes) -> None:
+    pipe.sendall(len(frame).to_bytes(8, "little") + frame)
 
 
 def receive(pipe: IO[bytes]) -> bytes:

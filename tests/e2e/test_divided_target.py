@@ -47,6 +47,8 @@ def test_a_divided_target_answers_like_a_whole_one_and_ends_with_any_of_its_rank
     ):
         hurt, killed = (cell.children[f"verify/{number}"] for number in (0, 1))
         (rank,), (orphan,) = ranks_of(hurt.pid), ranks_of(killed.pid)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(orphan, number)  # they reach the whole group, and rank 0 ends in order
         asked = [(policy, at) for policy in ("off", "fixed:7", "adaptive") for at in range(3)]
         streams = [client.generate(PROMPTS[at], policy=policy, **options) for policy, at in asked]
         begun = [next(stream) for stream in streams]
@@ -56,5 +58,6 @@ def test_a_divided_target_answers_like_a_whole_one_and_ends_with_any_of_its_rank
         wait_until(lambda: hurt.process.poll() is not None)
         assert hurt.process.returncode == 1
         assert "verify.ranks_lost" in hurt.log.read_text()
+        assert ranks_of(killed.pid) == [orphan]
         killed.process.kill()
         wait_until(lambda: not Path(f"/proc/{orphan}").exists())

@@ -123,10 +123,13 @@ def test_a_verifier_takes_a_card_for_each_rank(
     cards: int, verifiers: int, share: tuple[float, float], problem: str
 ) -> None:
     settings = {ProcessRole.VERIFY: {"tensor_parallel_size": 4}, ProcessRole.DRAFT: {}}
-    node = _node(gpus=cards, cpus=64)
+    node = _node(gpus=cards, cpus=64, gib=64)
     config = ClusterConfig(**ALONE, verifiers=verifiers, drafters=2)
     topology, _ = _cell(config, node, settings=settings)
-    assert (topology.replicas["verify/0"].gpus, topology.replicas["draft/0"].gpus) == share
+    verifier = topology.replicas["verify/0"]
+    assert (verifier.gpus, topology.replicas["draft/0"].gpus) == share
+    assert verifier.memory_gib == 4 * footprint.ON_CARD / GIB, "each is a process"
+    assert verifier.cpus == 4, "with a thread at least"
     assert _fit(topology, node) == problem
 
 
@@ -239,6 +242,8 @@ def test_what_a_worker_takes_follows_from_its_files_and_its_cache(
     GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4).save_pretrained(other)
     assert verifier(other, kv_tokens=1000) == 1000 * 2 * 2 * 64 * 4
     assert verifier("no/such-model") == 0, "what is elsewhere is not weighed"
+    divided = verifier(golden_target, kv_tokens=1000, tensor_parallel_size=3)
+    assert divided == one + 2 * footprint.HEAVY, "two more processes"
     shutil.copytree(golden_target, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
     assert verifier(tmp_path / "broken") == 0, "the worker says what is wrong"
